@@ -107,7 +107,7 @@ class Rounding:
 
     moment_precision: Literal["float32", "bfloat16", "8bit"] = "float32"
     """Data type of Adam's two moments, and of Muon's momentum; bfloat16 takes half the memory, 8bit
-    (floating-point numbers in blocks that share an exponent; AdamW alone) a quarter, and both need
+    (numbers in blocks that share an exponent; AdamW alone) a quarter, and both need
     stochastic_rounding.
     """
     gradient_precision: Literal["float32", "bfloat16"] = "float32"

@@ -130,7 +130,7 @@ PASSES_APART: tuple[Pass, ...] = (*OPTIMIZATIONS, *LINKS_ALL, *LEGALIZATION)
 def enabled_passes(
     device: torch.device = CPU, passes: tuple[Pass, ...] = PASSES
 ) -> tuple[Pass, ...]:
-    """Those of some passes that run on a device, without those that ``POPXL_PASSES`` turns off.
+    """The passes, of some, that run on a device, without those that ``POPXL_PASSES`` turns off.
 
     Raises:
         EnvironmentVariableError: it names a pass that is not there, or without which programs

@@ -18,8 +18,8 @@ logger = logging.getLogger("popxl")
 
 
 def flash_attention(program: Block) -> Block:
-    """On a GPU causal attention without dropout, window, documents or softcap gives its result and
-    log-sum-exp instead of probabilities.
+    """Causal attention without dropout, window, documents or softcap, on a GPU, gives its result
+    and log-sum-exp instead of probabilities.
 
     An op is rewritten wherever a program runs it or nowhere, so that what is computed again has the
     same bits.

@@ -26,7 +26,7 @@ gpt3_2.7B_pod64 are the shortest with it.
 
 
 def overlapped(block: Block, is_split: Callable[[Instr], bool]) -> Block:
-    """Between machines or GPUs collectives begin early and end late, and other instructions run in
+    """Collectives between machines or GPUs begin early and end late, and other instructions run in
     between.
 
     Args:

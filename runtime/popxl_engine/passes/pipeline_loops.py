@@ -30,8 +30,8 @@ REACH = 3
 
 
 def pipelined(block: Block, is_split: Callable[[Instr], bool]) -> Block:
-    """Between machines or GPUs loops gather what their next iteration needs, and reduce what the
-    last one has left, while an iteration runs.
+    """Loops gather what their next iteration needs, and reduce what the last one has left, while
+    an iteration runs, between machines or GPUs.
 
     Args:
         is_split: which collectives leave the process.

@@ -251,7 +251,11 @@ def page() -> str:
         for name in others
     ]
     parts.append(
-        table("Ops of popxl.extensions, of gradients and of add-ons", ["op", "declared in", *head[3:]], inner)
+        table(
+            "Ops of popxl.extensions, of gradients and of add-ons",
+            ["op", "declared in", *head[3:]],
+            inner,
+        )
     )
     composed = [
         [f"`{n}`", " ".join(inspect.getdoc(function(n)).partition("\n\n")[0].split())]
