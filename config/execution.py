@@ -59,8 +59,8 @@ class Execution:
     """
     activation_memory: SameNumbers[Memory | None] = None
     """Remote memory of each replica for what decoder blocks keep of their forward pass, of all
-    micro-batches of a step or a group: what spares most for its size, and more in the last blocks; the rest is computed
-    again; none: recomputation decides for all.
+    micro-batches of a step or a group: what spares most for its size, and more in the last blocks;
+    the rest is computed again; none: recomputation decides for all.
     """
     head_serialisation: Annotated[Count, Largest(2**10)] = 1
     """Pieces that the rows (tokens) of a run of the head are cut into, one after the other with its

@@ -12,8 +12,8 @@ from popxl_engine.passes.rewriter import fused
 
 
 def fuse_embedding_grad(block: Block) -> Block:
-    """The gradient of a word embedding is added row by row to the one that waits for it, in place of
-    a table of zeros that is filled and then added.
+    """The gradient of a word embedding is added row by row to the one that waits for it, in place
+    of a table of zeros that is filled and then added.
 
     Accumulator and counter come fresh from `init`, and nothing writes the rows or their indices
     before they are added.
