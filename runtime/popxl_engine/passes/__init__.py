@@ -128,9 +128,10 @@ PASSES_APART: tuple[Pass, ...] = (*OPTIMIZATIONS, *LINKS_ALL, *LEGALIZATION)
 
 
 def enabled_passes(
-    device: torch.device = CPU, passes: tuple[Pass, ...] = PASSES
+    device: torch.device = CPU, passes: tuple[Pass, ...] | None = None
 ) -> tuple[Pass, ...]:
-    """The passes, of some, that run on a device, without those that ``POPXL_PASSES`` turns off.
+    """The passes, of those given or of all, that run on a device, without those that
+    ``POPXL_PASSES`` turns off.
 
     Raises:
         EnvironmentVariableError: it names a pass that is not there, or without which programs
@@ -147,7 +148,7 @@ def enabled_passes(
         )
     return tuple(
         p
-        for p in passes
+        for p in (PASSES if passes is None else passes)
         if p.devices(device) and not (p.is_optional and (f"-{p.name}" in off or "-all" in off))
     )
 
