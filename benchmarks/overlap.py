@@ -48,10 +48,10 @@ EXPOSED_BAR, PLAN_BAR = 0.15, 1.1
 """What is exposed with all passes, of the step; that step over the planned one, at most."""
 HEADERS = ("passes", "s/step", "exposed", "planned", "exposed in the plan")
 FLAGS: Flags = {
-    "--layers": flag(16, "of a model as wide as preset mini", type=int),
-    "--share": flag(0.4, "of a step, which messages take with nothing beside them", type=float),
-    "--steps": flag(4, "measured in a run", type=int),
-    "--rounds": flag(2, "runs of each, in turn", type=int),
+    "--layers": flag(16, "of a model as wide as preset mini"),
+    "--share": flag(0.4, "of a step, which messages take with nothing beside them"),
+    "--steps": flag(4, "measured in a run"),
+    "--rounds": flag(2, "runs of each, in turn"),
     **CHECK,
 }
 

@@ -1,6 +1,8 @@
 """Draws `docs/imgs/curve.png`: a run's training and validation loss over its tokens.
 
-python imgs/draw_curve.py runs/curve
+    python imgs/draw_curve.py runs/curve
+
+The run's folder is given.
 """
 
 import json

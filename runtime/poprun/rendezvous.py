@@ -93,7 +93,7 @@ def find(index: int) -> Rendezvous:
         if task is not None:
             return _of_task(task)
         host, port = _address()
-        if is_one_machine(host):
+        if is_on_one_machine():
             run = (
                 os.environ.get("TORCHELASTIC_RUN_ID", ""),
                 os.environ.get("TORCHELASTIC_RESTART_COUNT", ""),
@@ -163,17 +163,12 @@ def is_on_one_machine() -> bool:
     if named is not None:
         return named.startswith("/")
     task = tasks.several()
-    return (
-        is_one_machine(os.environ.get("MASTER_ADDR", "localhost"))
-        if task is None
-        else task.is_on_one_machine
-    )
-
-
-def is_one_machine(host: str) -> bool:
-    """Whether all instances of a run that was not started by poprun are on this machine."""
+    if task is not None:
+        return task.is_on_one_machine
     own = os.environ.get("LOCAL_WORLD_SIZE")
-    return own == os.environ.get("WORLD_SIZE") if own is not None else is_loopback(host)
+    if own is not None:
+        return own == os.environ.get("WORLD_SIZE")
+    return is_loopback(os.environ.get("MASTER_ADDR", "localhost"))
 
 
 def _address() -> tuple[str, int]:

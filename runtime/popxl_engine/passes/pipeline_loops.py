@@ -30,8 +30,8 @@ REACH = 3
 
 
 def pipelined(block: Block, is_split: Callable[[Instr], bool]) -> Block:
-    """Loops gather what their next iteration needs, and reduce what the last one has left, while
-    an iteration runs, between machines or GPUs.
+    """Loops gather from other machines or GPUs what their next iteration needs, and reduce with
+    them what the last one has left, while an iteration runs.
 
     Args:
         is_split: which collectives leave the process.
