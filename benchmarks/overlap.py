@@ -18,7 +18,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.collectives import can_play_machines, machines, outputs  # noqa: E402
 from benchmarks.harness import (  # noqa: E402
     CHECK,
     Figures,
@@ -30,6 +29,7 @@ from benchmarks.harness import (  # noqa: E402
     script,
     table,
 )
+from benchmarks.played_machines import can_play_machines, machines, outputs  # noqa: E402
 from popxl_gpt.config.presets import preset  # noqa: E402
 from popxl_gpt.execution.planning.machine import speeds  # noqa: E402
 from popxl_gpt.execution.planning.options import PlanOptions  # noqa: E402
