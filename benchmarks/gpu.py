@@ -18,7 +18,6 @@ models that the host's memory does not hold, some layers run; what is said of th
 a step of 524,288 tokens, is extrapolated, and called so.
 """
 
-import argparse
 import json
 import shlex
 import statistics
@@ -34,6 +33,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "runtime")]  # nothing need be installed
 
 from benchmarks.harness import (  # noqa: E402
+    Arguments,
     BenchmarkError,
     Figures,
     Flags,
@@ -157,7 +157,7 @@ class Run:
         """As results have it."""
         return f"{self.case.name}/{self.groups}" + " small" * self.small
 
-    def options(self, arguments: argparse.Namespace) -> Figures:
+    def options(self, arguments: Arguments) -> Figures:
         """What its process is told."""
         case, batch, micro_batch = self.case, GROUP // SEQUENCE, 4
         if is_preset := case.model not in SHAPES:
@@ -193,7 +193,7 @@ def build(options: Figures) -> Workload:
 # Running
 
 
-def measured(run: Run, arguments: argparse.Namespace, deadline: float) -> Figures:
+def measured(run: Run, arguments: Arguments, deadline: float) -> Figures:
     """A run's figures; with an `error` where it failed or ran out of time."""
     found: Figures = {"run": run.name, "groups": run.groups, "seconds": []}
     variant = Variant(name=run.name, options=run.options(arguments))
@@ -342,7 +342,7 @@ def listed(results: Sequence[Figures]) -> str:
     return table(["case", "kind", "model", "layers", "device memory", "state"], lines)
 
 
-def planned(runs: Sequence[Run], arguments: argparse.Namespace) -> str:
+def planned(runs: Sequence[Run], arguments: Arguments) -> str:
     """What the phased runs take, by the plan."""
     from benchmarks.gpu_steps import config_of, plan_of
 
@@ -371,7 +371,7 @@ FLAGS: Flags = {
 }
 
 
-def parsed() -> argparse.Namespace:
+def parsed() -> Arguments:
     """The arguments; exit code 2 for cases that there are not, or cannot be yet."""
     parser = make_parser(__doc__, FLAGS)
     arguments = parser.parse_args()

@@ -33,6 +33,7 @@ faulting them in again.
 """
 
 Figures = dict[str, Any]
+Arguments = argparse.Namespace
 
 
 class Workload(Protocol):
@@ -398,9 +399,7 @@ def flag(default: Any, words: str | None = None, **more: Any) -> dict[str, Any]:
     return {"type": type(default), "default": default, "help": words} | more
 
 
-def ended(
-    benchmark: str, arguments: argparse.Namespace, *, met: bool | None, **figures: Any
-) -> int:
+def ended(benchmark: str, arguments: Arguments, *, met: bool | None, **figures: Any) -> int:
     """Print the figures as one line of JSON, the last of every benchmark.
 
     Returns:

@@ -13,7 +13,6 @@ over what it took. The traffic of weights and optimizer is the same for every ba
 is for the largest, where the steps come nearest to those in memory.
 """
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from benchmarks.ceilings import disk_rates  # noqa: E402
 from benchmarks.harness import (  # noqa: E402
     CHECK,
     ROOT,
+    Arguments,
     BenchmarkError,
     Figures,
     Flags,
@@ -96,9 +96,7 @@ class Larger:
         return {**figures, **moved, "is_direct": after.is_direct, "file_bytes": after.file_bytes}
 
 
-def variants_of(
-    arguments: argparse.Namespace, batch: int, moments: str, limit: int
-) -> list[Variant]:
+def variants_of(arguments: Arguments, batch: int, moments: str, limit: int) -> list[Variant]:
     """In memory, in files, and in files without looking ahead."""
     given = arguments.host_memory
     rows = limit - PROCESS_MIB * 2**20 if given is None else given * 2**20
@@ -169,7 +167,7 @@ HEADERS = (
 
 
 def measured_with(
-    moments: str, batches: list[int], arguments: argparse.Namespace, disk: Figures, model: Model
+    moments: str, batches: list[int], arguments: Arguments, disk: Figures, model: Model
 ) -> Figures:
     """Measure some batches with moments of a type, and print them."""
     width = WIDTHS[arguments.precision] + 2 * WIDTHS[moments]

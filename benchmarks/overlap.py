@@ -9,7 +9,6 @@ them. What a step takes beyond its computation is exposed. The plan beside it ha
 the device's speed from the first run.
 """
 
-import argparse
 import json
 import os
 import statistics
@@ -20,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.harness import (  # noqa: E402
     CHECK,
+    Arguments,
     Figures,
     Flags,
     ended,
@@ -56,7 +56,7 @@ FLAGS: Flags = {
 }
 
 
-def sizes(arguments: argparse.Namespace) -> dict[str, int]:
+def sizes(arguments: Arguments) -> dict[str, int]:
     """Settings of the run: layers are nearly all of it."""
     return {
         "layers": arguments.layers,
@@ -67,7 +67,7 @@ def sizes(arguments: argparse.Namespace) -> dict[str, int]:
     }
 
 
-def seconds_per_step(gigabits: float, passes: str, arguments: argparse.Namespace) -> float:
+def seconds_per_step(gigabits: float, passes: str, arguments: Arguments) -> float:
     """Seconds of a step over such a link."""
     values = {**sizes(arguments), "measured_runs": arguments.steps, "unmeasured_runs": 2}
     flags = [word for name, value in values.items() for word in (f"--{name}", str(value))]
@@ -77,7 +77,7 @@ def seconds_per_step(gigabits: float, passes: str, arguments: argparse.Namespace
     return float(json.loads(printed[0].splitlines()[-1])["seconds_per_step"])
 
 
-def planned(tflops: float, gigabits: float, passes: str, arguments: argparse.Namespace) -> StepPlan:
+def planned(tflops: float, gigabits: float, passes: str, arguments: Arguments) -> StepPlan:
     """The plan of a step on such devices and such a link."""
     os.environ["POPXL_PASSES"] = passes
     config = preset("mini", **sizes(arguments))

@@ -16,11 +16,6 @@ BURST = 128 * 1024
 """Bytes that a link lets through at once: two of the largest packets."""
 
 
-def ip(*words: str) -> None:
-    """A command of iproute2."""
-    subprocess.run(["ip", *words], check=True, capture_output=True, timeout=20)
-
-
 def can_play_machines(script: str) -> bool:
     """Whether namespaces and shaped links can be made here; if not, print what a script needs."""
     can = os.geteuid() == 0 and shutil.which("tc") is not None
@@ -34,24 +29,23 @@ def machines(count: int, gigabits: float) -> Iterator[list[str]]:
     """Network namespaces 10.98.9.1 and on, each with a link to a switch, shaped at both ends."""
     names = [f"popxl{os.getpid()}_{n}" for n in range(count)]
     switch = f"popxl{os.getpid()}_switch"
-    burst = str(max(BURST, int(gigabits * 1e9 / 8 * 1e-3)))  # bytes: of a millisecond
-    limit = ["tbf", "rate", f"{gigabits:g}gbit", "burst", burst, "latency", "50ms"]
+    burst = max(BURST, int(gigabits * 1e9 / 8 * 1e-3))  # bytes: of a millisecond
+    shape = f"root tbf rate {gigabits:g}gbit burst {burst} latency 50ms"
+    commands = [f"ip netns add {name}" for name in (switch, *names)]
+    commands.append(f"ip -n {switch} link add {SWITCH} up type bridge")
+    for n, name in enumerate(names):
+        port = f"port{n}"
+        commands += [
+            f"ip link add {CABLE} netns {name} type veth peer name {port} netns {switch}",
+            f"ip -n {switch} link set {port} master {SWITCH} up",
+            f"ip -n {name} addr add 10.98.9.{n + 1}/24 dev {CABLE}",
+            *(f"ip -n {name} link set {device} up" for device in (CABLE, "lo")),
+            f"tc -n {name} qdisc add dev {CABLE} {shape}",
+            f"tc -n {switch} qdisc add dev {port} {shape}",
+        ]
     try:
-        for name in (switch, *names):
-            ip("netns", "add", name)
-        ip("-n", switch, "link", "add", SWITCH, "type", "bridge")
-        ip("-n", switch, "link", "set", SWITCH, "up")
-        for n, name in enumerate(names):
-            port = f"port{n}"
-            cable = ["link", "add", CABLE, "netns", name, "type", "veth"]
-            ip(*cable, "peer", "name", port, "netns", switch)
-            ip("-n", switch, "link", "set", port, "master", SWITCH, "up")
-            ip("-n", name, "addr", "add", f"10.98.9.{n + 1}/24", "dev", CABLE)
-            for device in (CABLE, "lo"):
-                ip("-n", name, "link", "set", device, "up")
-            for at, device in ((name, CABLE), (switch, port)):
-                shape = ["tc", "-n", at, "qdisc", "add", "dev", device, "root", *limit]
-                subprocess.run(shape, check=True, capture_output=True, timeout=20)
+        for command in commands:
+            subprocess.run(command.split(), check=True, capture_output=True, timeout=20)
         yield names
     except subprocess.CalledProcessError as error:
         raise BenchmarkError(f"{' '.join(error.cmd)}: {error.stderr.decode()}") from None

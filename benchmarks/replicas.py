@@ -13,7 +13,6 @@ A second table has data-parallel replicas over processes, which poprun starts, b
 `--plan --devices`: each replica has its share of the speeds that this machine is measured to have.
 """
 
-import argparse
 import json
 import os
 import subprocess
@@ -28,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.harness import (  # noqa: E402
     CHECK,
     ROOT,
+    Arguments,
     BenchmarkError,
     Figures,
     Flags,
@@ -103,7 +103,7 @@ class Replicas(PhasedTrainer):
         return {"collectives_share": sum(spans) / 1e9 / len(found.replicas) / found.seconds}
 
 
-def variants_of(arguments: argparse.Namespace) -> list[Variant]:
+def variants_of(arguments: Arguments) -> list[Variant]:
     """The single replica first."""
     options = {"model": model_of(arguments), "batch": arguments.batch}
     threads = os.environ.get("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
@@ -153,13 +153,13 @@ def row(name: str, figures: Figures) -> list[str]:
     ]
 
 
-def model_of(arguments: argparse.Namespace) -> dict[str, int]:
+def model_of(arguments: Arguments) -> dict[str, int]:
     """The sizes that are given."""
     given = vars(arguments)
     return {name: given[name] for name in SIZES if given[name] is not None}
 
 
-def scaling(arguments: argparse.Namespace) -> list[Figures]:
+def scaling(arguments: Arguments) -> list[Figures]:
     """Measured and planned steps of data-parallel replicas, a row for each number of processes."""
     found: list[Figures] = []
     model, here = model_of(arguments), None
@@ -197,7 +197,7 @@ def shared(machine: Any, replicas: int) -> Any:
 
 
 def measured_seconds(
-    config: Config, model: Mapping[str, int], processes: int, arguments: argparse.Namespace
+    config: Config, model: Mapping[str, int], processes: int, arguments: Arguments
 ) -> float:
     """Seconds of a step in so many processes, by the application's own measurement."""
     replicas = config.execution.data_parallel

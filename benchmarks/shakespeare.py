@@ -12,7 +12,6 @@ that follow one another. nanoGPT in this setting gave a validation loss of 1.919
 what this CPU multiplies at most (`ceilings.py`).
 """
 
-import argparse
 import statistics
 import sys
 from collections.abc import Iterator
@@ -27,6 +26,7 @@ from benchmarks.harness import (  # noqa: E402
     CHECK,
     KEEP_FREED_MEMORY,
     ROOT,
+    Arguments,
     Figures,
     Flags,
     Measurement,
@@ -172,7 +172,7 @@ def step_share(kind: str, vocabulary_size: int, seconds: float) -> float | None:
     return ceiling_share(flops, seconds, model.precision)
 
 
-def variants_of(arguments: argparse.Namespace, seed: int) -> list[Variant]:
+def variants_of(arguments: Arguments, seed: int) -> list[Variant]:
     """The plain loop, as fast as we can make it, and ours."""
     options = {"text": str(arguments.text.resolve()), "steps": arguments.steps, "seed": seed}
     of = {

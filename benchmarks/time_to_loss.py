@@ -13,7 +13,6 @@ result is a file in the folder: the same command, given again, runs what has non
 beside what this CPU multiplies at most in their type (`ceilings.py`).
 """
 
-import argparse
 import hashlib
 import json
 import math
@@ -35,6 +34,7 @@ from tokenizers import Tokenizer  # noqa: E402
 from benchmarks.harness import (  # noqa: E402
     CHECK,
     ROOT,
+    Arguments,
     BenchmarkError,
     Figures,
     Flags,
@@ -169,7 +169,7 @@ def tuned(search: Search, measure: Callable[[Settings], float], trials: int) -> 
 class Bench:
     """Runs and their results, in a folder."""
 
-    def __init__(self, arguments: argparse.Namespace):
+    def __init__(self, arguments: Arguments):
         self.arguments, self.folder = arguments, arguments.results
         self.folder.mkdir(parents=True, exist_ok=True)
         info = json.loads((arguments.text / "dataset.json").read_text())
