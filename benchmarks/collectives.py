@@ -21,14 +21,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.harness import (  # noqa: E402
     CHECK,
     Arguments,
+    Columns,
     Figures,
     Flags,
     ended,
     flag,
     make_parser,
-    outcome,
     script,
-    table,
+    show,
 )
 from benchmarks.played_machines import can_play_machines, machines, outputs  # noqa: E402
 
@@ -56,20 +56,15 @@ def measured(processes: int, gigabits: float, arguments: Arguments) -> list[Figu
     return [common | json.loads(line) for line in printed[0].splitlines()]
 
 
-def row(figures: Figures) -> list[str]:
-    """The same as text."""
-    return [
-        str(figures["processes"]),
-        f"{figures['gigabits']:g}",
-        figures["case"],
-        f"{1e3 * figures['seconds']:.2f}",
-        f"{1e3 * figures['gloo_seconds']:.2f}",
-        figures["gloo_way"],
-        f"{figures['ratio']:.2f}x",
-    ]
-
-
-HEADERS = ("processes", "Gb/s", "collective", "ours, ms", "Gloo, ms", "its way", "ratio")
+COLUMNS: Columns = {
+    "processes": "{processes}".format_map,
+    "Gb/s": "{gigabits:g}".format_map,
+    "collective": "{case}".format_map,
+    "ours, ms": lambda figures: f"{1e3 * figures['seconds']:.2f}",
+    "Gloo, ms": lambda figures: f"{1e3 * figures['gloo_seconds']:.2f}",
+    "its way": "{gloo_way}".format_map,
+    "ratio": "{ratio:.2f}x".format_map,
+}
 
 
 def main() -> int:
@@ -85,10 +80,10 @@ def main() -> int:
         for processes in arguments.processes
         for figures in measured(processes, gigabits, arguments)
     ]
-    print(table(HEADERS, list(map(row, found))))
+    show(COLUMNS, found)
     met = max(figures["ratio"] for figures in found) <= BAR
-    print(f"\nbar: at most {BAR}x Gloo's time: {outcome(met)}")
-    return ended("collectives", arguments, met=met, collectives=found)
+    bar = f"bar: at most {BAR}x Gloo's time"
+    return ended("collectives", arguments, met=met, bar=bar, collectives=found)
 
 
 if __name__ == "__main__":

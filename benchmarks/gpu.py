@@ -21,7 +21,6 @@ a step of 524,288 tokens, is extrapolated, and called so.
 import json
 import shlex
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -44,6 +43,7 @@ from benchmarks.harness import (  # noqa: E402
     machine,
     main_or_worker,
     make_parser,
+    one_of,
     table,
 )
 from popxl_gpt.utils.errors import UserError  # noqa: E402
@@ -160,25 +160,23 @@ class Run:
     def options(self, arguments: Arguments) -> Figures:
         """What its process is told."""
         case, batch, micro_batch = self.case, GROUP // SEQUENCE, 4
-        if is_preset := case.model not in SHAPES:
-            model = {}
-        else:
-            model = {**SHAPES[case.model], **({"layers": case.layers} if case.layers else {})}
-        if self.small and not is_preset:
+        whole = SHAPES.get(case.model, {})
+        model = whole | ({"layers": case.layers} if case.layers else {})
+        if self.small and whole:
             batch, micro_batch = 4, 2
-            heads = {"heads": 4, "key_value_heads": 2, "hidden_size": 32, "feed_forward_size": 48}
             least = 3 if case.settings == EIGHT_BITS else 2  # one of them multiplies 8 bits
-            model |= heads | {"layers": min(least, model["layers"]), "vocabulary_size": 96}
-            model["sequence_length"] = 16
+            model |= {"heads": 4, "key_value_heads": 2, "hidden_size": 32, "feed_forward_size": 48}
+            model |= {"layers": min(least, model["layers"]), "vocabulary_size": 96}
+            model |= {"sequence_length": 16}
         settings = dict(case.settings)
         if self.groups > 1:
             settings["micro_batch_group"] = batch // micro_batch
         timeline = f"timeline-{case.name}.json.gz" if self.groups == 1 else None
         return {
-            **{"kind": case.kind, "model": model, "preset": case.model if is_preset else None},
+            **{"kind": case.kind, "model": model, "preset": None if whole else case.model},
             **{"batch": self.groups * batch, "micro_batch": micro_batch, "small": self.small},
             **{"device": arguments.device, "dtype": "bfloat16", "memory": case.memory},
-            **{"settings": settings, "layers": SHAPES.get(case.model, model).get("layers")},
+            **{"settings": settings, "layers": whole.get("layers")},
             "timeline": str(arguments.timelines.resolve() / timeline) if timeline else None,
         }
 
@@ -233,21 +231,11 @@ def rates(found: Figures) -> Figures:
         "tokens_per_s": found["tokens"] / seconds,
         "flops_per_s": flops,
         "of_peak": flops / peak if peak else None,
-        "of_products": flops / found["products"]["up"],
-        "to_device_bytes_per_s": found.get("to_device_bytes", 0) / seconds,
-        "from_device_bytes_per_s": found.get("from_device_bytes", 0) / seconds,
+        "of_products": flops / found["product"],
+        "to_device_bytes_per_s": found.get("read_bytes", 0) / seconds,
+        "from_device_bytes_per_s": found.get("written_bytes", 0) / seconds,
         "host_bytes_a_parameter": found.get("host_peak_bytes", 0) / found["parameters"],
     }
-
-
-def driver() -> str | None:
-    """The version of NVIDIA's driver, where there is one."""
-    try:
-        words = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        done = subprocess.run(words, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return done.stdout.split("\n")[0].strip()
 
 
 def read_results(path: Path) -> list[Figures]:
@@ -305,9 +293,9 @@ def told(results: Sequence[Figures]) -> str:
     lines = []
     for name, r in {record["run"]: record for record in results if is_there(record)}.items():
         moved = [
-            f"{bytes_text(r.get(f'{way}_device_bytes', 0))} "
+            f"{bytes_text(r.get(f'{name}_bytes', 0))} "
             f"{r.get(f'{way}_device_bytes_per_s', 0) / 1e9:.1f} GB/s"
-            for way in ("to", "from")
+            for way, name in (("to", "read"), ("from", "written"))
         ]
         plan = r.get("plan", {})
         memory = [
@@ -357,8 +345,9 @@ def planned(runs: Sequence[Run], arguments: Arguments) -> str:
     return table(heads, lines)
 
 
+NAMES = [case.name for case in CASES]
 FLAGS: Flags = {
-    "cases": {"nargs": "*", "metavar": "CASE", "help": "default: all, in order"},
+    "cases": {"nargs": "*", "type": one_of(NAMES), "help": "default: all, in order"},
     "--list": {"action": "store_true", "help": "show the cases"},
     "--plan": {"action": "store_true", "help": "show what cases take, and run none"},
     "--again": {"action": "store_true", "help": "run what is measured already, too"},
@@ -371,26 +360,14 @@ FLAGS: Flags = {
 }
 
 
-def parsed() -> Arguments:
-    """The arguments; exit code 2 for cases that there are not, or cannot be yet."""
-    parser = make_parser(__doc__, FLAGS)
-    arguments = parser.parse_args()
-    names = [case.name for case in CASES]
-    for name in arguments.cases:
-        if name not in names:
-            parser.error(f"CASE: got {name}; expected some of {', '.join(names)}.")
-    return arguments
-
-
 def main() -> int:
     """Measure and print; exit code 2 where there is no such device, 1 where a run failed."""
-    arguments = parsed()
+    arguments = make_parser(__doc__, FLAGS).parse_args()
     deadline, results = time.monotonic() + arguments.seconds, read_results(arguments.results)
     if arguments.list:
         print(listed(results))
         return 0
-    names = arguments.cases or [case.name for case in CASES]
-    chosen = [case for case in CASES if case.name in names]
+    chosen = [case for case in CASES if case.name in (arguments.cases or NAMES)]
     runs = [Run(case, groups, arguments.small) for case in chosen for groups in case.groups]
     if arguments.plan:
         print(planned(runs, arguments))
@@ -401,7 +378,7 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 2
     arguments.timelines.mkdir(parents=True, exist_ok=True)
-    here = {"machine": machine(), "driver": driver(), "command": shlex.join(["python", *sys.argv])}
+    here = {"machine": machine(), "command": shlex.join(["python", *sys.argv])}
     failed = False
     for run in due(runs, results, arguments.again):
         left = deadline - time.monotonic()

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +31,9 @@ KEEP_FREED_MEMORY = {
 """Environment that tells glibc to reuse freed blocks instead of handing their pages back and
 faulting them in again.
 """
+
+LAST_WORDS = 15
+"""Lines that a program which fails printed last."""
 
 Figures = dict[str, Any]
 Arguments = argparse.Namespace
@@ -168,7 +171,7 @@ class VariantProcess:
         else:
             self.process.kill()
         self.errors.seek(0)
-        words = self.errors.read().strip().splitlines()[-15:]
+        words = self.errors.read().strip().splitlines()[-LAST_WORDS:]
         raise BenchmarkError(
             "\n".join([f"variant '{self.variant.name}' {what}; its last words:", *words])
         )
@@ -299,6 +302,26 @@ def script(main: Callable[[], int]) -> None:
         sys.exit(1)
 
 
+def output_of(command: Sequence[str], **more: Any) -> str:
+    """What a program prints, from its start to its end.
+
+    Args:
+        more: for `subprocess.run`.
+
+    Raises:
+        BenchmarkError: it failed; with its last words.
+    """
+    places = {"cwd": ROOT, **more}
+    done = subprocess.run(command, capture_output=True, text=True, **places)
+    if done.returncode:
+        words = "\n".join(done.stderr.strip().splitlines()[-LAST_WORDS:])
+        raise BenchmarkError(
+            f"{' '.join(command)[:200]}: died with exit code {done.returncode}; its last words:\n"
+            f"{words}"
+        )
+    return done.stdout
+
+
 def require_file(path: Path, what: str, remedy: str) -> Path:
     """The path, or exit code 2 with a message that says what is missing and what to give."""
     if not path.is_file():
@@ -329,32 +352,24 @@ def machine() -> Figures:
 
 
 @functools.cache
-def multiply_ceiling(dtype: str, threads: int | None = None) -> float | None:
-    """FLOP/s of a loop that only multiplies, measured once, in a quarter of a second: see
-    `ceilings.py`. None without a compiler.
+def multiply_ceiling(dtype: str) -> float | None:
+    """FLOP/s of a loop that only multiplies, on PyTorch's threads, measured once, in a quarter of a
+    second: see `ceilings.py`. None without a compiler.
 
     Args:
         dtype: float16 is multiplied as float32, as kernels do.
-        threads: default: PyTorch's.
     """
     import torch  # as in `machine`
     from popxl_engine.planner.measuring import multiply_rate
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads or before)
-    try:
-        return multiply_rate(getattr(torch, dtype), from_cache=False) or None
-    finally:
-        torch.set_num_threads(before)
+    return multiply_rate(getattr(torch, dtype), from_cache=False) or None
 
 
-def ceiling_share(
-    flops: float, seconds: float, dtype: str, threads: int | None = None
-) -> float | None:
+def ceiling_share(flops: float, seconds: float, dtype: str) -> float | None:
     """FLOPs in some time over what that loop would have done in it. Of a model's step its FLOPs are
     `flops_per_token`'s, so that the share is what a run's progress line calls MFU.
     """
-    ceiling = multiply_ceiling(dtype, threads)
+    ceiling = multiply_ceiling(dtype)
     return flops / seconds / ceiling if ceiling else None
 
 
@@ -375,6 +390,16 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         return "  ".join([first, *rest]).rstrip()
 
     return "\n".join([show(headers), "  ".join("-" * width for width in widths), *map(show, rows)])
+
+
+Columns = Mapping[str, Callable[[Figures], str]]
+"""Headers, and what of a row's figures stands below each."""
+
+
+def show(columns: Columns, rows: Iterable[Figures]) -> None:
+    """Print figures as a table."""
+    cells = [[cell(row) for cell in columns.values()] for row in rows]
+    print(table(list(columns), cells), flush=True)
 
 
 Flags = Mapping[str, Mapping[str, Any]]
@@ -399,12 +424,32 @@ def flag(default: Any, words: str | None = None, **more: Any) -> dict[str, Any]:
     return {"type": type(default), "default": default, "help": words} | more
 
 
-def ended(benchmark: str, arguments: Arguments, *, met: bool | None, **figures: Any) -> int:
-    """Print the figures as one line of JSON, the last of every benchmark.
+def one_of(names: Collection[str]) -> Callable[[str], str]:
+    """The type of a word among names: `choices` of argparse refuse a list without a word."""
+
+    def checked(word: str) -> str:
+        if word not in names:
+            raise argparse.ArgumentTypeError(f"got {word}; expected some of {', '.join(names)}.")
+        return word
+
+    return checked
+
+
+def ended(
+    benchmark: str,
+    arguments: Arguments,
+    *,
+    met: bool | None,
+    bar: str | None = None,
+    **figures: Any,
+) -> int:
+    """Print the bar, and the figures as one line of JSON, the last of every benchmark.
 
     Returns:
         The exit code: 1 where the bars are to be checked, and are not met or were not measured.
     """
+    if bar is not None:
+        print(f"\n{bar}: {outcome(bool(met))}")
     figures |= {"benchmark": benchmark, "machine": machine(), "met": met}
     print(json.dumps(figures, sort_keys=True))
     return 1 if getattr(arguments, "check", False) and not met else 0

@@ -26,6 +26,7 @@ from benchmarks.harness import (  # noqa: E402
     ROOT,
     Arguments,
     BenchmarkError,
+    Columns,
     Figures,
     Flags,
     Measurement,
@@ -37,13 +38,11 @@ from benchmarks.harness import (  # noqa: E402
     make_parser,
     measure,
     outcome,
-    percent,
-    table,
+    show,
 )
-from benchmarks.phased import PhasedTrainer, random_batches  # noqa: E402
+from benchmarks.phased import MOVED, PhasedTrainer  # noqa: E402
 from popxl_gpt.config.schema import Config, Execution, Model, Training  # noqa: E402
 from popxl_gpt.execution.planning.model_size import parameter_count  # noqa: E402
-from popxl_gpt.utils.runtime import file_traffic  # noqa: E402
 
 SHARE = 3
 """State over the limit, at least."""
@@ -58,11 +57,9 @@ activations of a layer.
 SIZES = {"layers": 34, "hidden_size": 768, "heads": 12}
 SIZES |= {"sequence_length": 256, "vocabulary_size": 8192}
 LOOKING_AHEAD = {"in files": {}, "in files, fetched when asked for": {"POPXL_LOOK_AHEAD": "0"}}
-MOVED = ("read_bytes", "written_bytes", "waited")
-"""What is kept of what a session counts, per step."""
 
 
-class Larger:
+class Larger(PhasedTrainer):
     """A training session whose rows are in files, or in memory."""
 
     def __init__(self, options: Figures):
@@ -83,17 +80,7 @@ class Larger:
         config = Config(
             name="larger_than_memory", model=model, training=training, execution=execution
         )
-        self.trainer = PhasedTrainer(config, random_batches(config))
-
-    def step(self, count: int) -> Figures:
-        """Optimizer steps; the last loss, and what was moved and waited for in each."""
-        before = file_traffic(self.trainer.session)
-        figures = self.trainer.step(count)
-        after = file_traffic(self.trainer.session)
-        if after is None:
-            return figures
-        moved = {name: (getattr(after, name) - getattr(before, name)) / count for name in MOVED}
-        return {**figures, **moved, "is_direct": after.is_direct, "file_bytes": after.file_bytes}
+        super().__init__(config)
 
 
 def variants_of(arguments: Arguments, batch: int, moments: str, limit: int) -> list[Variant]:
@@ -147,23 +134,19 @@ def compare(
     return found
 
 
-def row(batch: int, name: str, figures: Figures) -> list[str]:
-    """A line of the table."""
-    return [
-        f"{batch}, {name}",
-        f"{figures['tokens_per_s']:.1f}",
-        f"{figures['seconds']:.3f}",
-        *(percent(figures[key]) for key in ("spread", "of_memory", "of_bound", "waiting")),
-        *(gib(figures[key]) for key in ("read_bytes", "written_bytes")),
-        gib(figures["peak_bytes"]),
-        "same" if figures["losses_equal"] else "DIFFERENT",
-    ]
-
-
-HEADERS = (
-    *("sequences a step", "tokens/s", "s/step", "spread", "of memory", "of bound", "waiting"),
-    *("read", "written", "peak", "losses"),
-)
+COLUMNS: Columns = {
+    "sequences a step": "{batch}, {name}".format_map,
+    "tokens/s": "{tokens_per_s:.1f}".format_map,
+    "s/step": "{seconds:.3f}".format_map,
+    "spread": "{spread:.0%}".format_map,
+    "of memory": "{of_memory:.0%}".format_map,
+    "of bound": "{of_bound:.0%}".format_map,
+    "waiting": "{waiting:.0%}".format_map,
+    "read": lambda figures: gib(figures["read_bytes"]),
+    "written": lambda figures: gib(figures["written_bytes"]),
+    "peak": lambda figures: gib(figures["peak_bytes"]),
+    "losses": lambda figures: "same" if figures["losses_equal"] else "DIFFERENT",
+}
 
 
 def measured_with(
@@ -184,8 +167,8 @@ def measured_with(
     for batch in batches:
         measured = measure(Path(__file__), variants_of(arguments, batch, moments, limit), **counts)
         found[batch] = compare(measured, batch * model.sequence_length, disk, limit)
-    lines = [row(batch, name, f) for batch, by in found.items() for name, f in by.items()]
-    print(table(HEADERS, lines))
+    named = [{"batch": b, "name": n, **f} for b, by in found.items() for n, f in by.items()]
+    show(COLUMNS, named)
     in_limit = all(figures["in files"]["within_limit"] for figures in found.values())
     print(f"limit {gib(limit)}: {'kept' if in_limit else 'EXCEEDED'}\n", flush=True)
     met = found[max(found)]["in files"]["of_bound"] >= BAR and in_limit

@@ -94,9 +94,6 @@ def split(profile: Profile) -> Figures:
 class RecordedSteps(PhasedSteps):
     """The phased step of `train_step.py`, recorded, and the ceiling before each."""
 
-    def __init__(self, options: Figures):
-        super().__init__(options, train_step.batches(options))
-
     def step(self, count: int) -> Figures:
         """Where the time of the last one went."""
         import torch

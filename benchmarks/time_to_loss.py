@@ -19,11 +19,11 @@ import math
 import shlex
 import signal
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ from benchmarks.harness import (  # noqa: E402
     flag,
     make_parser,
     outcome,
+    output_of,
     percent,
     require_file,
     script,
@@ -79,7 +80,7 @@ class Search:
     """Where a recipe's search begins, and the points along its axes."""
 
     start: Settings
-    axes: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    axes: Mapping[str, Sequence[Any]]
 
 
 SEARCHES = {
@@ -103,6 +104,15 @@ SEARCHES = {
     ),
 }
 
+POINTS = sorted(
+    {
+        f"{name}={point}"
+        for kind in BASELINES
+        for name, axis in SEARCHES[kind].axes.items()
+        for point in axis
+    }
+)
+
 
 def started(words: Sequence[str], kind: str) -> Settings:
     """Those points of a recipe's axes that words tell, such as `size=4x192x3`."""
@@ -112,26 +122,6 @@ def started(words: Sequence[str], kind: str) -> Settings:
         for point in axis
         if f"{name}={point}" in words
     }
-
-
-def check_start(words: Sequence[str], recipes: Sequence[str]) -> None:
-    """Whether each word is a point of some baseline's.
-
-    Raises:
-        BenchmarkError: it is of none.
-    """
-    searched = [kind for kind in recipes if kind in BASELINES]
-    for word in words:
-        if not any(started([word], kind) for kind in searched):
-            known = "; ".join(
-                f"{kind}: {name}={'|'.join(map(str, axis))}"
-                for kind in searched
-                for name, axis in SEARCHES[kind].axes.items()
-            )
-            raise BenchmarkError(
-                f"--start: got {word!r}; expected a point of a baseline ({known or 'none is run'})."
-                " Give one of these, or leave it out."
-            )
 
 
 def neighbours(axis: Sequence[Any], value: Any) -> list[Any]:
@@ -144,25 +134,19 @@ def tuned(search: Search, measure: Callable[[Settings], float], trials: int) -> 
     """The best settings that so many measurements find: from the start along one axis after the
     other, as far as the loss falls.
     """
-    best, lowest, left = search.start, measure(search.start), trials - 1
-    tried = {json.dumps(best)}
-    while left:
-        before = best
-        for name, axis in search.axes.items():
-            improves = True
-            while improves:
-                improves = False
-                for value in neighbours(axis, best[name]):
-                    settings = {**best, name: value}
-                    if not left or json.dumps(settings) in tried:
-                        continue
-                    tried.add(json.dumps(settings))
-                    loss, left = measure(settings), left - 1
-                    if loss < lowest:
-                        best, lowest, improves = settings, loss, True
-                        break
-        if best == before:
-            break
+    best, lowest, tried = search.start, measure(search.start), [search.start]
+    names, exhausted = cycle(search.axes), 0
+    name = next(names)
+    while len(tried) < trials and exhausted < len(search.axes):
+        points = [{**best, name: value} for value in neighbours(search.axes[name], best[name])]
+        untried = [point for point in points if point not in tried]
+        if not untried:
+            name, exhausted = next(names), exhausted + 1
+            continue
+        tried.append(untried[0])
+        loss = measure(untried[0])
+        if loss < lowest:
+            best, lowest, exhausted = untried[0], loss, 0
     return best
 
 
@@ -187,7 +171,6 @@ class Bench:
             "vocabulary_size": info["vocabulary_size"],
             "token_bytes": sizes.tolist(),
         }
-        check_start(arguments.start, arguments.recipes)
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # which ends the run's process, too
 
     def search(self, kind: str) -> Search:
@@ -210,12 +193,16 @@ class Bench:
 
     def tuned(self, kind: str) -> Settings:
         """The best settings that a recipe's trials find."""
-        minutes, search = self.arguments.trial_minutes, self.search(kind)
+        minutes, search, trials = (
+            self.arguments.trial_minutes,
+            self.search(kind),
+            self.arguments.trials,
+        )
 
         def measure(settings: Settings) -> float:
             return loss_of(self.run(kind, self.with_mode(kind, settings, minutes), minutes))
 
-        trials = self.arguments.trials
+        search = self.search(kind)
         return tuned(search, measure, trials) if trials else search.start
 
     def with_mode(self, kind: str, settings: Settings, minutes: float) -> Settings:
@@ -242,8 +229,11 @@ class Bench:
         name = f"{kind}-{minutes:g}min-seed{seed}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
         result = self.folder / f"{name}.json"
         if not result.exists():
-            self._start({**options, "result": str(result)})
-            print(told(kind, minutes, settings, json.loads(result.read_text())), flush=True)
+            program = RUN.format("ours" if kind == "ours" else "plain")
+            given = json.dumps({**options, "started": time.monotonic()})
+            *_, last = output_of([sys.executable, "-c", program], input=given).splitlines()
+            result.write_text(last)
+            print(told(kind, minutes, settings, json.loads(last)), flush=True)
         return json.loads(result.read_text())
 
     def step_share(self, kind: str, settings: Settings, runs: list[Figures]) -> float | None:
@@ -256,7 +246,7 @@ class Bench:
         shares = [
             flops * run["tokens"] / run["step"] / run["call_seconds"] / run["ceiling"]
             for run in runs
-            if run["call_seconds"] and run.get("ceiling")  # files of before have none
+            if run["call_seconds"] and run["ceiling"]
         ]
         return statistics.median(shares) if shares else None
 
@@ -278,24 +268,6 @@ class Bench:
             validate_every=0,
         )
         return to_mapping(config)
-
-    def _start(self, options: Figures) -> None:
-        """Run a process to its end; it leaves a result."""
-        command = RUN.format("ours" if options["kind"] == "ours" else "plain")
-        done = subprocess.run(
-            [sys.executable, "-c", command],
-            input=json.dumps({**options, "started": time.monotonic()}),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-        )
-        if done.returncode:
-            words = "\n".join(done.stderr.strip().splitlines()[-15:])
-            raise BenchmarkError(
-                f"{options['kind']} with {options['settings']}: died with exit code "
-                f"{done.returncode}; its last words:\n{words}"
-            )
 
 
 def loss_of(figures: Figures) -> float:
@@ -367,6 +339,7 @@ FLAGS: Flags = {
     "--start": {
         "nargs": "+",
         "default": [],
+        "choices": POINTS,
         "metavar": "NAME=VALUE",
         "help": "of the baselines' searches",
     },
