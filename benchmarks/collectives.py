@@ -83,7 +83,7 @@ def main() -> int:
     show(COLUMNS, found)
     met = max(figures["ratio"] for figures in found) <= BAR
     bar = f"bar: at most {BAR}x Gloo's time"
-    return ended("collectives", arguments, met=met, bar=bar, collectives=found)
+    return ended("collectives", arguments, met=met, bar_text=bar, collectives=found)
 
 
 if __name__ == "__main__":

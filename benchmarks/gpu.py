@@ -210,8 +210,6 @@ def measured(run: Run, arguments: Arguments, deadline: float) -> Figures:
             found |= reply["figures"]
             if number:
                 found["seconds"].append(reply["seconds"])
-            else:
-                found["warm_up_seconds"] = reply["seconds"]
         reply = ask("finish")
         found |= reply["finish"] | {"host_peak_bytes": reply["peak_bytes"]}
     except BenchmarkError as error:
@@ -259,27 +257,26 @@ def due(runs: Sequence[Run], results: Sequence[Figures], again: bool) -> list[Ru
 # Telling
 
 
-def extrapolated(results: Iterable[Figures]) -> list[tuple[str, float]]:
+def extrapolated(results: Iterable[Figures]) -> dict[str, float]:
     """Tokens/s of what did not run: names that say how, and values."""
     newest = {record["run"]: record for record in results if is_there(record)}
     second = {name: statistics.median(record["seconds"]) for name, record in newest.items()}
-    found = []
+    found = {}
     for case in CASES:
         one, two = (f"{case.name}/{groups}" for groups in (1, 2))
         if one in second and two in second:
-            count = FULL_STEP / newest[one]["tokens"]
-            whole = second[one] + (count - 1) * (second[two] - second[one])
+            rest = FULL_STEP / newest[one]["tokens"] - 1
             name = f"{case.name}, a step of {FULL_STEP:,} tokens, linearly from one and two groups"
-            found.append((name, FULL_STEP / whole))
+            found[name] = FULL_STEP / (second[one] + rest * (second[two] - second[one]))
         if case.kind == "phased" and case.layers and one in newest:
-            rate, share = newest[one]["tokens_per_s"], newest[one]["flops_share"]
-            found.append((f"{case.name}, all layers, by their FLOPs", rate * share))
+            share = newest[one]["flops_share"]
+            found[f"{case.name}, all layers, by their FLOPs"] = newest[one]["tokens_per_s"] * share
     few, many = "plain-4-layers/1", "plain-8-layers/1"
     if few in second and many in second:
         layers = SHAPES["7b"]["layers"]
         whole = second[few] + (layers - 4) / 4 * (second[many] - second[few])
         name = f"plain PyTorch, 7b, {layers} layers, linearly from 4 and 8"
-        found.append((name, newest[few]["tokens"] / whole))
+        found[name] = newest[few]["tokens"] / whole
     return found
 
 
@@ -311,7 +308,9 @@ def told(results: Sequence[Figures]) -> str:
     heads = "run,tokens/s,s/step,of peak,of products,idle,to device,from device,device / plan"
     heads += ",pinned / plan,host,B/param,start-up s"
     parts = [table(heads.split(","), lines)]
-    parts += [f"extrapolated: {name}: {rate:.0f} tokens/s" for name, rate in extrapolated(results)]
+    parts += [
+        f"extrapolated: {name}: {rate:.0f} tokens/s" for name, rate in extrapolated(results).items()
+    ]
     newest = {record["run"]: record for record in results}
     parts += [f"{name}: {r['error']}" for name, r in newest.items() if "error" in r]
     return "\n".join(parts)

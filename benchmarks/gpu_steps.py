@@ -15,11 +15,11 @@ from popxl_engine.planner.measuring import host_rate
 from popxl_engine.residency import AUTO
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks import offloading
 from benchmarks.harness import Figures
 from benchmarks.phased import PhasedTrainer, random_batches
-from benchmarks.plain_gpt import PlainTrainer, PlainTraining
+from benchmarks.plain_gpt import PlainTraining
 from benchmarks.plain_llama import PlainLlama
+from benchmarks.plain_steps import PlainSteps, trainer_of
 from popxl_gpt.config.presets import override, preset
 from popxl_gpt.config.schema import Config, Execution, Model, Training
 from popxl_gpt.execution.planning.model_size import flops_per_token, parameter_count
@@ -235,22 +235,17 @@ class PlainWorkload(GPUWorkload):
 
     def __init__(self, options: Figures):
         super().__init__(options)
-        self.batches = random_batches(options["batch"], self.config.model)
         training = PlainTraining(steps=1000, learning_rate=1e-4, weight_decay=0.1, max_norm=1.0)
         with self.device:  # drawn there
             gpt = PlainLlama(self.config.model)
-        make = PlainTrainer
-        if options["kind"] == "FSDP2":
-            offloading.start_alone(self.device.type)
-            make = partial(offloading.ShardedTrainer, device=self.device.type)
-        dtype, compiled = getattr(torch, options["dtype"]), not options["small"]
-        self.trainer = make(gpt, training, dtype=dtype, compiled=compiled)
+        how = {"offloads": options["kind"] == "FSDP2", "compiled": not options["small"]}
+        how |= {"device": options["device"], "dtype": getattr(torch, options["dtype"])}
+        trainer = trainer_of(gpt, training, **how)
+        batches = random_batches(options["batch"], self.config.model)
+        self.plain = PlainSteps(trainer, batches, options["micro_batch"], options["device"])
 
     def step(self, count: int) -> Figures:
         """Optimizer steps; the loss of the last."""
-        size = self.config.execution.micro_batch_size
-        for _ in range(count):
-            parts = (torch.from_numpy(part).to(self.device) for part in next(self.batches))
-            loss = self.trainer.step(list(zip(*(part.split(size) for part in parts))))
+        figures = self.plain.step(count)
         synchronize(self.device)  # the optimizer comes after the loss
-        return {**self.told, "loss": loss}
+        return {**self.told, **figures}

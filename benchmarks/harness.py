@@ -10,6 +10,7 @@ import functools
 import json
 import os
 import platform
+import re
 import select
 import statistics
 import subprocess
@@ -139,35 +140,16 @@ class VariantProcess:
         """Send a command. Raises BenchmarkError when the process dies or says nothing for `timeout`
         seconds.
         """
-        try:
+        with suppress(BrokenPipeError):  # it has died: its output is at an end
             self.process.stdin.write(json.dumps({"command": command, **arguments}) + "\n")
             self.process.stdin.flush()
-        except BrokenPipeError:
-            self._fail("died")
         ready, _, _ = select.select([self.process.stdout], [], [], self.timeout)
         line = self.process.stdout.readline() if ready else ""
-        if not line:
-            self._fail(
-                "died" if ready else f"gave no answer to '{command}' for {self.timeout:.0f} s"
-            )
-        return json.loads(line)
-
-    def stop(self) -> None:
-        """End the process; kill it if closing its input is not enough."""
-        with suppress(BrokenPipeError):  # what it could not be told any more
-            self.process.stdin.close()
-        try:
-            self.process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        self.process.stdout.close()
-        self.errors.close()
-
-    def _fail(self, what: str) -> None:
-        if what == "died":
-            self.process.wait()
-            what = f"died with exit code {self.process.returncode}"
+        if line:
+            return json.loads(line)
+        what = f"gave no answer to '{command}' for {self.timeout:.0f} s"
+        if ready:
+            what = f"died with exit code {self.process.wait()}"
         else:
             self.process.kill()
         self.errors.seek(0)
@@ -175,6 +157,17 @@ class VariantProcess:
         raise BenchmarkError(
             "\n".join([f"variant '{self.variant.name}' {what}; its last words:", *words])
         )
+
+    def stop(self) -> None:
+        """End the process; kill it if closing its input is not enough."""
+        with suppress(BrokenPipeError):  # what it could not be told any more
+            self.process.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout=10)
+        self.process.kill()
+        self.process.wait()
+        self.process.stdout.close()
+        self.errors.close()
 
 
 def measure(
@@ -201,8 +194,7 @@ def measure(
         for variant in variants:
             running.append(VariantProcess(script, variant, timeout))
             running[-1].ask("build")
-        seconds: dict[str, list[tuple[float, float]]] = {variant.name: [] for variant in variants}
-        steps: dict[str, list[Figures]] = {variant.name: [] for variant in variants}
+        replies: dict[str, list[Figures]] = {variant.name: [] for variant in variants}
         growth = 0
         for number in range(warmup + rounds):
             for process in running if number % 2 == 0 else reversed(running):
@@ -214,23 +206,18 @@ def measure(
                         "without room all would wait for the disk. Measure fewer variants at a "
                         "time."
                     )
-                reply = process.ask("step", count=steps_per_round)
+                replies[process.variant.name].append(process.ask("step", count=steps_per_round))
                 growth = max(growth, free - free_bytes())
-                steps[process.variant.name].append(reply["figures"])
-                if number >= warmup:
-                    times = (
-                        reply["seconds"] / steps_per_round,
-                        reply["cpu_seconds"] / steps_per_round,
-                    )
-                    seconds[process.variant.name].append(times)
         ends = {process.variant.name: process.ask("finish") for process in running}
         return [
             Measurement(
                 name=name,
-                seconds=tuple(wall for wall, _ in seconds[name]),
-                cpu_seconds=tuple(cpu for _, cpu in seconds[name]),
-                steps=tuple(steps[name]),
+                seconds=tuple(of["seconds"] / steps_per_round for of in replies[name][warmup:]),
+                cpu_seconds=tuple(
+                    of["cpu_seconds"] / steps_per_round for of in replies[name][warmup:]
+                ),
                 peak_bytes=end["peak_bytes"],
+                steps=tuple(of["figures"] for of in replies[name]),
                 finish=end["finish"],
             )
             for name, end in ends.items()
@@ -275,12 +262,7 @@ def worker(build: Callable[[Figures], Workload], options: Figures) -> None:
 
 def peak_resident_bytes() -> int:
     """Largest resident set of this process so far, in bytes, by the kernel's count."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    raise BenchmarkError(
-        "peak memory: got no VmHWM in /proc/self/status; expected a Linux kernel that counts it."
-    )
+    return 1024 * int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1])
 
 
 def main_or_worker(build: Callable[[Figures], Workload], main: Callable[[], int]) -> None:
@@ -440,7 +422,7 @@ def ended(
     arguments: Arguments,
     *,
     met: bool | None,
-    bar: str | None = None,
+    bar_text: str | None = None,
     **figures: Any,
 ) -> int:
     """Print the bar, and the figures as one line of JSON, the last of every benchmark.
@@ -448,8 +430,8 @@ def ended(
     Returns:
         The exit code: 1 where the bars are to be checked, and are not met or were not measured.
     """
-    if bar is not None:
-        print(f"\n{bar}: {outcome(bool(met))}")
+    if bar_text is not None:
+        print(f"\n{bar_text}: {outcome(bool(met))}")
     figures |= {"benchmark": benchmark, "machine": machine(), "met": met}
     print(json.dumps(figures, sort_keys=True))
     return 1 if getattr(arguments, "check", False) and not met else 0

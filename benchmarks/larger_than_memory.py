@@ -37,7 +37,6 @@ from benchmarks.harness import (  # noqa: E402
     main_or_worker,
     make_parser,
     measure,
-    outcome,
     show,
 )
 from benchmarks.phased import MOVED, PhasedTrainer  # noqa: E402
@@ -73,8 +72,8 @@ class Larger(PhasedTrainer):
             stochastic_rounding=True,
         )
         execution = Execution(
-            memmap_dir=options["folder"],
-            host_memory=options["host_memory"],
+            memmap_dir=options.get("folder"),
+            host_memory=options.get("host_memory"),
             device_iterations=options["iterations"],
         )
         config = Config(
@@ -93,13 +92,13 @@ def variants_of(arguments: Arguments, batch: int, moments: str, limit: int) -> l
             "rows. Measure a larger model, or give --limit and --host_memory."
         )
     model = {name: getattr(arguments, name) for name in (*SIZES, "precision")}
-    plain = {"model": model, "batch": batch, "moments": moments}
-    plain |= {"iterations": arguments.device_iterations, "folder": None, "host_memory": None}
-    files = {**plain, "folder": arguments.folder, "host_memory": rows}
+    common = {"model": model, "batch": batch, "moments": moments}
+    common |= {"iterations": arguments.device_iterations}
+    files = {"folder": arguments.folder, "host_memory": rows}
     return [
-        Variant(name="in memory", options=plain),
+        Variant(name="in memory", options=common),
         *(
-            Variant(name=name, options=files, environment=environment)
+            Variant(name=name, options=common | files, environment=environment)
             for name, environment in LOOKING_AHEAD.items()
         ),
     ]
@@ -162,18 +161,27 @@ def measured_with(
         flush=True,
     )
     found: dict[int, dict[str, Figures]] = {}
-    counts = {"rounds": arguments.rounds, "warmup": arguments.warmup}
-    counts["steps_per_round"] = arguments.device_iterations
     for batch in batches:
-        measured = measure(Path(__file__), variants_of(arguments, batch, moments, limit), **counts)
+        measured = measure(
+            Path(__file__),
+            variants_of(arguments, batch, moments, limit),
+            rounds=arguments.rounds,
+            warmup=arguments.warmup,
+            steps_per_round=arguments.device_iterations,
+        )
         found[batch] = compare(measured, batch * model.sequence_length, disk, limit)
     named = [{"batch": b, "name": n, **f} for b, by in found.items() for n, f in by.items()]
     show(COLUMNS, named)
     in_limit = all(figures["in files"]["within_limit"] for figures in found.values())
     print(f"limit {gib(limit)}: {'kept' if in_limit else 'EXCEEDED'}\n", flush=True)
     met = found[max(found)]["in files"]["of_bound"] >= BAR and in_limit
-    sizes = {"state_bytes": state, "limit_bytes": limit}
-    return {**sizes, "batches": found, "within_limit": in_limit, "met": met}
+    return {
+        "state_bytes": state,
+        "limit_bytes": limit,
+        "batches": found,
+        "within_limit": in_limit,
+        "met": met,
+    }
 
 
 KINDS = list(WIDTHS)
@@ -226,13 +234,12 @@ def main() -> int:
         for number, moments in enumerate(arguments.moments)
     }
     met = all(figures["met"] for figures in found.values())
-    bar = f"at least {100 * BAR:.0f} % of the bound at {largest}, within the limit"
-    print(f"bar: {bar}: {outcome(met)}")
+    bar = f"bar: at least {100 * BAR:.0f} % of the bound at {largest}, within the limit"
     batches = [by_name for figures in found.values() for by_name in figures["batches"].values()]
     if not all(figures["losses_equal"] for by_name in batches for figures in by_name.values()):
         raise BenchmarkError("losses: got others from files than in memory; expected the same bits")
     figures = {"parameters": parameter_count(model), "disk": disk, "moments": found}
-    return ended("larger_than_memory", arguments, met=met, **figures)
+    return ended("larger_than_memory", arguments, met=met, bar_text=bar, **figures)
 
 
 if __name__ == "__main__":

@@ -122,7 +122,7 @@ def main() -> int:
     met = met and last["seconds"] <= PLAN_BAR * last["planned_seconds"]
     bars = f"at most {EXPOSED_BAR} of a step exposed, at most {PLAN_BAR}x the planned step"
     result = {"compute": compute, "gigabits": gigabits, "passes": figures}
-    return ended("overlap", arguments, met=met, bar=f"bars with all passes: {bars}", **result)
+    return ended("overlap", arguments, met=met, bar_text=f"bars with all passes: {bars}", **result)
 
 
 if __name__ == "__main__":

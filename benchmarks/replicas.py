@@ -231,7 +231,7 @@ def main() -> int:
     met = overhead is not None and overhead <= OVERHEAD_BAR
     bar = f"bar: {BAR} at most {OVERHEAD_BAR}x the single replica" if BAR in figures else None
     result = {"batch": arguments.batch, "layouts": figures, "processes": over_processes}
-    return ended("replicas", arguments, met=met, bar=bar, overhead=overhead, **result)
+    return ended("replicas", arguments, met=met, bar_text=bar, overhead=overhead, **result)
 
 
 if __name__ == "__main__":

@@ -112,40 +112,13 @@ class Characters:
         return ids.reshape(windows, sequence), labels.reshape(windows, sequence)
 
 
-class PlainRun:
-    """One seed in plain PyTorch."""
-
-    def __init__(self, options: Figures):
-        import torch
-
-        from benchmarks.plain_gpt import PlainGPT, PlainModel, PlainTrainer, PlainTraining
-
-        torch.manual_seed(options["seed"])
-        self.text, self.tensor = Characters.read(Path(options["text"])), torch.from_numpy
-        self.batches = self.text.batches(options["seed"], MODEL["sequence_length"])
-        gpt = PlainGPT(PlainModel(**MODEL, vocabulary_size=self.text.vocabulary_size))
-        training = PlainTraining(steps=options["steps"], **TRAINING)
-        self.trainer = PlainTrainer(gpt, training, compiled=options["compiled"])
-
-    def step(self, count: int) -> Figures:
-        """Optimizer steps; the loss of the last."""
-        for _ in range(count):
-            ids, labels = next(self.batches)
-            loss = self.trainer.step([(self.tensor(ids), self.tensor(labels))])
-        return {"loss": loss}
-
-    def finish(self) -> Figures:
-        """Loss over the whole validation text."""
-        ids, labels = map(self.tensor, self.text.validation_windows(MODEL["sequence_length"]))
-        pairs = zip(ids.split(BATCH), labels.split(BATCH))
-        return {"validation_loss": self.trainer.evaluate(pairs)}
-
-
 def build(options: Figures) -> Workload:
     """One variant's workload."""
-    if options["kind"] == "plain":
-        return PlainRun(options)
     text = Characters.read(Path(options["text"]))
+    if options["kind"] == "plain":
+        from benchmarks.plain_steps import PlainRun  # not at the top: loads torch
+
+        return PlainRun(options, text, MODEL, TRAINING, BATCH)
     names = ("kind", "steps", "seed")
     config = config_of(**{name: options[name] for name in names}, words=text.vocabulary_size)
     return PhasedRun(config, text)

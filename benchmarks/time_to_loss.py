@@ -358,17 +358,15 @@ def measured(bench: Bench) -> dict[str, dict[float, Figures]]:
     best = {kind: bench.tuned(kind) for kind in arguments.recipes}
     results: dict[str, dict[float, Figures]] = {kind: {} for kind in best}
     for minutes in arguments.minutes:
-        seeds = arguments.seeds or (3 if minutes <= 5 else 1)
-        runs: dict[tuple[str, float], list[Figures]] = {}
-        for seed in range(seeds):
-            for kind in best:
-                for length in (minutes, 2 * minutes) if kind in BASELINES else (minutes,):
-                    settings = bench.with_mode(kind, best[kind], length)
-                    figures = bench.run(kind, settings, length, seed)
-                    runs.setdefault((kind, length), []).append(figures)
-                    found = runs[kind, length]
-                    share = bench.step_share(kind, settings, found)
-                    results[kind][length] = result_of(found, settings) | {"ceiling_share": share}
+        runs = {(kind, minutes): [] for kind in best}
+        runs |= {(kind, 2 * minutes): [] for kind in best if kind in BASELINES}
+        settings = {(kind, t): bench.with_mode(kind, best[kind], t) for kind, t in runs}
+        for seed in range(arguments.seeds or (3 if minutes <= 5 else 1)):
+            for (kind, t), found in runs.items():
+                found.append(bench.run(kind, settings[kind, t], t, seed))
+        for (kind, t), found in runs.items():
+            share = bench.step_share(kind, settings[kind, t], found)
+            results[kind][t] = result_of(found, settings[kind, t]) | {"ceiling_share": share}
     return results
 
 

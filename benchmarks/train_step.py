@@ -48,7 +48,7 @@ from benchmarks.harness import (  # noqa: E402
     percent,
     show,
 )
-from benchmarks.phased import PhasedSteps, random_batches  # noqa: E402
+from benchmarks.phased import PhasedSteps  # noqa: E402
 from popxl_gpt.config.schema import Model  # noqa: E402
 from popxl_gpt.execution.planning.model_size import flops_per_token  # noqa: E402
 
@@ -91,41 +91,13 @@ baselines' and ours.
 """
 
 
-class PlainWorkload:
-    """The step in plain PyTorch."""
-
-    def __init__(self, options: Figures):
-        import torch
-
-        from benchmarks.plain_gpt import PlainGPT, PlainModel, PlainTrainer, PlainTraining
-
-        torch.manual_seed(0)
-        model = PlainModel(**options["model"], dropout=options["dropout"], **options["forms"])
-        training = PlainTraining(steps=1000, learning_rate=1e-4, weight_decay=0.1, max_norm=1.0)
-        dtype, compiled = getattr(torch, options["dtype"]), options["compiled"]
-        make = PlainTrainer
-        if options.get("offloading"):
-            from benchmarks import offloading
-
-            offloading.start_alone()
-            make = offloading.ShardedTrainer
-        self.trainer = make(PlainGPT(model), training, dtype=dtype, compiled=compiled)
-        self.micro_batch, self.tensor = options["micro_batch_size"], torch.from_numpy
-        self.batches = random_batches(options["accumulation"] * self.micro_batch, model)
-
-    def step(self, count: int) -> Figures:
-        """Optimizer steps; the loss of the last."""
-        for _ in range(count):
-            parts = (self.tensor(part).split(self.micro_batch) for part in next(self.batches))
-            loss = self.trainer.step(list(zip(*parts)))
-        return {"loss": loss}
-
-
 def build(options: Figures) -> Workload:
     """One variant's workload."""
-    if options["kind"] == "plain":
-        return PlainWorkload(options)
-    return PhasedSteps(options)
+    if options["kind"] == "phased":
+        return PhasedSteps(options)
+    from benchmarks.plain_steps import plain_steps  # not at the top: loads torch
+
+    return plain_steps(options)
 
 
 def offered(arguments: Arguments, dtype: str) -> list[Variant]:

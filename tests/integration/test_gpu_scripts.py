@@ -177,7 +177,7 @@ def test_what_did_not_run_is_extrapolated():
             result("14b-22GiB/1", 4, flops_share=0.25),
         ]
     )
-    assert [rate for _, rate in found] == [
+    assert list(found.values()) == [
         *(gpu.FULL_STEP / (3 + 8 * 2), gpu.GROUP / 4 * 0.25, gpu.GROUP / (2 + 0.5 * 28))
     ]
 
