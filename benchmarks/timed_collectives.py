@@ -65,24 +65,18 @@ def ways(kind: str, t: Any, size: int, position: int) -> tuple[Run, dict[str, Ru
     padded = torch.cat([t, t.new_zeros(length * size - t.numel())])
     team = Communicator(size, position, distributed.group.WORLD)
 
-    def gathered() -> Any:
-        return team.gather(t).view(-1)
-
-    def added() -> Any:
-        return by_tree(list(team.gather(t)), "add")
-
     def scattered() -> Any:
         pieces = torch.empty_like(padded)
         distributed.all_to_all_single(pieces, padded)
         return by_tree(list(pieces.view(size, -1)), "add")
 
-    def in_pieces() -> Any:
-        return team.gather(scattered()).view(-1)[: t.numel()]
-
     theirs: dict[str, dict[str, Run]] = {
-        "gather": {"gather": gathered},
+        "gather": {"gather": lambda: team.gather(t).view(-1)},
         "scatter": {"all to all": scattered},
-        "reduce": {"gather": added, "all to all": in_pieces},
+        "reduce": {
+            "gather": lambda: by_tree(list(team.gather(t)), "add"),
+            "all to all": lambda: team.gather(scattered()).view(-1)[: t.numel()],
+        },
     }
     return ours, theirs[kind]
 
