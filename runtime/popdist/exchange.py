@@ -27,7 +27,7 @@ from poprun.interfaces import missing_interfaces
 from poprun.rendezvous import Rendezvous
 
 from popdist.environment import getInstanceIndex, getNumInstances, getNumTotalReplicas
-from popdist.linking import LinkError, link_all, make_listener
+from popdist.linking import LinkError, link_all, machine_of, make_listener
 from popdist.messages import Messages, TransferError
 
 PATIENT_SECONDS = 3600
@@ -59,6 +59,8 @@ class Connection(NamedTuple):
 
     rendezvous: Rendezvous
     messages: Messages
+    machines: list[str]
+    """The machine of each instance."""
 
 
 _connection: Connection | None = None
@@ -108,6 +110,13 @@ def connect() -> Connection:
     return _connection
 
 
+def machines() -> list[str]:
+    """The machine of each instance, as the same list in all: the address by which the others reach
+    it there.
+    """
+    return [""] if getNumInstances() == 1 else connect().machines
+
+
 @contextmanager
 def _ended_by_ctrl_c() -> Iterator[None]:
     """Let Ctrl-C end the process in the body, without a word: nothing has begun."""
@@ -141,7 +150,7 @@ def _open(index: int, instances: int) -> Connection:
     heartbeat = InstanceHeartbeat(connections.following, connections.before, index, names, silence)
     messages = Messages(connections.links)
     atexit.register(_leave, heartbeat, messages)
-    return Connection(point, messages)
+    return Connection(point, messages, [machine_of(theirs) for _, theirs in told])
 
 
 def _leave(heartbeat: InstanceHeartbeat, messages: Messages) -> None:

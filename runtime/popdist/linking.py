@@ -41,10 +41,10 @@ class Connections(NamedTuple):
 
 def make_listener(rendezvous: Rendezvous, index: int) -> tuple[socket.socket, str]:
     """The listener by which the others connect with this instance. Returns it, and its address in
-    text.
+    text: of a machine, and there.
     """
     if rendezvous.folder is not None:
-        return wire.listen(rendezvous.folder / str(index)), str(index)
+        return wire.listen(rendezvous.folder / str(index)), json.dumps(["", index])
     assert isinstance(rendezvous.address, tuple)
     first = rendezvous.address[0]
     own = own_address(first)
@@ -53,6 +53,11 @@ def make_listener(rendezvous: Rendezvous, index: int) -> tuple[socket.socket, st
     listener = wire.listen((own, 0), everywhere=is_hidden)
     host, port = listener.getsockname()[:2]
     return listener, json.dumps([first if is_hidden else host, port])
+
+
+def machine_of(address: str) -> str:
+    """The machine in an address of `make_listener`."""
+    return str(json.loads(address)[0])
 
 
 def link_all(
@@ -126,11 +131,9 @@ class _Reception(threading.Thread):
 def _connect(
     rendezvous: Rendezvous, text: str, index: int, kind: int, deadline: Deadline
 ) -> socket.socket:
-    if rendezvous.folder is not None:
-        address: wire.Address = rendezvous.folder / text
-    else:
-        host, port = json.loads(text)
-        address = str(host), int(port)
+    host, place = json.loads(text)
+    folder = rendezvous.folder
+    address = (str(host), int(place)) if folder is None else folder / str(int(place))
     found = wire.connect(address, rendezvous.secret, deadline)
     wire.send_all(found, HELLO.pack(index, kind), deadline)
     return found
