@@ -92,6 +92,7 @@ docs: $(INSTALLED)
 	$(BIN)/python imgs/draw_schedule.py
 	$(BIN)/python imgs/draw_architecture.py
 	$(BIN)/python imgs/draw_passes.py
+	$(BIN)/python imgs/draw_five_minutes.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 clean:

@@ -203,22 +203,26 @@ def main() -> int:
         )
     require_file(arguments.text, "the dictionary", MISSING)
     runs: dict[str, list[Figures]] = {name: [] for name in arguments.entries}
-    with few_cores():
-        for _ in range(arguments.runs):  # in turn: noise meets all alike
-            for name, done in runs.items():
-                done.append(measured(name, arguments))
-    results = [
-        {"entry": name, **result_of(done), "machine": machine()} for name, done in runs.items()
-    ]
+    try:
+        with few_cores():
+            for _ in range(arguments.runs):  # in turn: noise meets all alike
+                for name, done in runs.items():
+                    done.append(measured(name, arguments))
+    finally:  # an interruption loses no run that has ended
+        results = [
+            {"entry": name, **result_of(done), "machine": machine()}
+            for name, done in runs.items()
+            if done
+        ]
+        if arguments.record:
+            with RECORDS.open("a") as file:
+                file.writelines(json.dumps(result, sort_keys=True) + "\n" for result in results)
     rows = [
         [result["entry"], f"{result['bits_per_byte']:.4f}", f"{result['seconds']:.1f} s"]
         + ["in time" if result["seconds"] <= MARGIN * 60 * arguments.minutes else "late: no entry"]
         for result in results
     ]
     print(table(["entry", "bits per byte", "longest", ""], rows))
-    if arguments.record:
-        with RECORDS.open("a") as file:
-            file.writelines(json.dumps(result, sort_keys=True) + "\n" for result in results)
     return ended("five_minutes", arguments, met=None, results=results)
 
 

@@ -120,7 +120,9 @@ class Progress:
     def _mfu(self, steps: int, seconds: float) -> float | None:
         if self.ceiling is None:
             return None
-        return self._flops * self._stage.tokens_per_step * steps / seconds / self.ceiling
+        speed = self._flops * self._stage.tokens_per_step * steps / seconds
+        self.ceiling = max(self.ceiling, speed)  # other work may have run when it was measured
+        return speed / self.ceiling
 
     def seconds_left(self, step: int, tokens: int) -> float:
         """Expected time until the last step, at the pace of this run with everything in it."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from popxl_gpt.config.schema import Training
 
-TOLERANCE = 0.02
+TOLERANCE = 0.005
 """Share of the time that the end may be from it before it is fixed anew."""
 WINDOW, LEAST_WINDOW = 0.25, 0.02
 """Shares of a run's steps, the last of which tell the pace of the next: as many as are left, but no

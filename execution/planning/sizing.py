@@ -46,8 +46,8 @@ DECAY = 0.4
 """Share of the steps in which the rate falls: 4 layers of 256 come to 1.343 bits a byte from 0.8 M
 tokens with 0.3 of them, to 1.346 with 0.5 and to 1.361 with 0.75.
 """
-VALIDATED = 20
-"""Steps between validations, at least: one takes as long as three steps."""
+VALIDATED = 100
+"""Steps between validations, at least: one takes as long as three steps, so 3 % of the time."""
 TRIED_STEPS = 3
 """Steps of a trial, after one that compiles."""
 TRIAL_SHARE = 0.1

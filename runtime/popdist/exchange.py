@@ -1,8 +1,7 @@
 """What the processes of a run tell each other on the host: barriers, and small values gathered.
 
 `messages` carry it. Every function here is collective: all instances call it, in the same order.
-Nothing that comes
-from another process is executed: values travel as JSON, tensors as bytes.
+Nothing that comes from another process is executed: values travel as JSON, tensors as bytes.
 """
 
 import atexit
@@ -16,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from poprun import rendezvous, store, wire
@@ -27,7 +27,7 @@ from poprun.interfaces import missing_interfaces
 from poprun.rendezvous import Rendezvous
 
 from popdist.environment import getInstanceIndex, getNumInstances, getNumTotalReplicas
-from popdist.linking import LinkError, link_all, make_listener
+from popdist.linking import LinkError, Place, link_all, make_listener
 from popdist.messages import Messages, TransferError
 
 PATIENT_SECONDS = 3600
@@ -59,6 +59,8 @@ class Connection(NamedTuple):
 
     rendezvous: Rendezvous
     messages: Messages
+    machines: list[str]
+    """The machine of each instance."""
 
 
 _connection: Connection | None = None
@@ -108,49 +110,51 @@ def connect() -> Connection:
     return _connection
 
 
+def machines() -> list[str]:
+    """The machine of each instance, as the same list in all: the address by which the others reach
+    it there.
+    """
+    return [""] if getNumInstances() == 1 else connect().machines
+
+
 @contextmanager
 def _ended_by_ctrl_c() -> Iterator[None]:
     """Let Ctrl-C end the process in the body, without a word: nothing has begun."""
     is_main = threading.current_thread() is threading.main_thread()
-    is_plain = is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if is_plain:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         yield
     finally:
-        if is_plain:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _open(index: int, instances: int) -> Connection:
     global _hang_report
     point = rendezvous.find(index)
-    check_interface()
+    _check_interface()
     if point.keeps_store:
         _keep_store(point)
-    values = _reach(point, index, instances)
-    listener, address = make_listener(point, index)
-    told = _meet(values, index, instances, address)
-    values.close()
-    names = [name for name, _ in told]
-    _hang_report = HangReport(_reach(point, index, instances), index, names)
+    wait = max(rendezvous.JOIN_SECONDS, seconds())
+    values = _reach(point, index, instances, wait)
+    listener, place = make_listener(point, index)
+    names, places = zip(*_meet(values, index, instances, place, wait))
+    _hang_report = HangReport(values, index, names)
     atexit.register(_hang_report.stop)
     silence = seconds() + SILENT_SECONDS
-    with reaching_others(_opening, (LinkError,)):
-        connections = link_all(point, index, listener, [theirs for _, theirs in told], seconds())
+    interface = os.environ.get(INTERFACE, "unset: the address that reaches machine 0 is taken")
+    with reaching_others(f"opening connections ({INTERFACE} is {interface})", LinkError):
+        connections = link_all(point, index, listener, places, seconds())
     heartbeat = InstanceHeartbeat(connections.following, connections.before, index, names, silence)
     messages = Messages(connections.links)
-    atexit.register(_leave, heartbeat, messages)
-    return Connection(point, messages)
+    atexit.register(messages.close)
+    atexit.register(heartbeat.stop)  # before
+    return Connection(point, messages, [machine for machine, _ in places])
 
 
-def _leave(heartbeat: InstanceHeartbeat, messages: Messages) -> None:
-    """Close the connections."""
-    heartbeat.stop()
-    messages.close()
-
-
-def check_interface() -> None:
+def _check_interface() -> None:
     """RuntimeError if the network interface that the environment names is not there."""
     if missing := missing_interfaces():
         raise RuntimeError(
@@ -158,17 +162,6 @@ def check_interface() -> None:
             f"of this machine, of {', '.join(name for _, name in socket.if_nameindex())}. Correct "
             "it, or unset it."
         )
-
-
-def _opening() -> str:
-    interface = os.environ.get(
-        INTERFACE, "unset: the address by which machine 0 is reached is taken"
-    )
-    return f"opening connections ({INTERFACE} is {interface})"
-
-
-def _join_seconds() -> int:
-    return max(rendezvous.JOIN_SECONDS, seconds())
 
 
 def _keep_store(point: Rendezvous) -> None:
@@ -180,9 +173,8 @@ def _keep_store(point: Rendezvous) -> None:
         raise RuntimeError(f"popdist: the instances cannot meet at {point} ({error}).") from None
 
 
-def _reach(point: Rendezvous, index: int, instances: int) -> store.Client:
+def _reach(point: Rendezvous, index: int, instances: int, wait: int) -> store.Client:
     """A connection to the keys and values that all instances see."""
-    wait = _join_seconds()
     try:
         return store.connect(point.address, point.secret, Deadline(wait))
     except wire.Stranger as error:
@@ -198,21 +190,21 @@ def _reach(point: Rendezvous, index: int, instances: int) -> store.Client:
         ) from None
 
 
-def _meet(values: store.Client, index: int, instances: int, address: str) -> list[list[str]]:
-    """Wait until all instances have come. Returns the name and the address of each."""
-    values.set(f"joined/{index}", json.dumps([own_name(), address]))
-    found: list[list[str]] = []
-    deadline = Deadline(_join_seconds())
+def _meet(
+    values: store.Client, index: int, instances: int, place: Place, wait: int
+) -> Iterator[tuple[str, Place]]:
+    """Wait until all instances have come. Yields the name and the place of each."""
+    values.set(f"joined/{index}", json.dumps([own_name(), *place]))
+    deadline = Deadline(wait)
     for other in range(instances):
         try:
-            name, theirs = json.loads(values.get(f"joined/{other}", deadline))
+            name, machine, port = json.loads(values.get(f"joined/{other}", deadline))
         except store.StoreError as error:
             raise InstanceError(
-                f"popdist: instance {index} waited {_join_seconds()} s for instance {other} to "
+                f"popdist: instance {index} waited {wait} s for instance {other} to "
                 f"start; expected all {instances} instances ({error})."
             ) from None
-        found.append([str(name), str(theirs)])
-    return found
+        yield str(name), (str(machine), int(port))
 
 
 @contextmanager
@@ -293,22 +285,19 @@ def _gather(value: Any, what: str, tag: int, wait: float) -> list[Any]:
         return [json.loads(content)]
     if len(content) > VALUE_BYTES:
         raise ValueError(f"got a value of {len(content)} bytes; expected at most {VALUE_BYTES}")
-    sizes, found = [bytearray(8) for _ in range(instances)], {index: bytearray(content)}
+    others = [other for other in range(instances) if other != index]
+    found = {other: bytearray(8) for other in others}
     with reaching_others(what, TransferError, is_told=tag != BESIDE):
-        messages = connect().messages
-        others = [other for other in range(instances) if other != index]
-        sent = []
+        messages, parts = connect().messages, (len(content).to_bytes(8, "big"), content)
+        sent = [messages.send(other, tag, part) for other in others for part in parts]
+        messages.wait([messages.receive(other, tag, found[other]) for other in others], wait)
         for other in others:
-            sent.append(messages.send(other, tag, len(content).to_bytes(8, "big")))
-            sent.append(messages.send(other, tag, content))
-        messages.wait([messages.receive(other, tag, sizes[other]) for other in others], wait)
-        for other in others:
-            size = int.from_bytes(sizes[other], "big")
+            size = int.from_bytes(found[other], "big")
             if size > VALUE_BYTES:
                 raise TransferError(f"got a value of {size} bytes; expected at most {VALUE_BYTES}")
             found[other] = bytearray(size)
         messages.wait(sent + [messages.receive(other, tag, found[other]) for other in others], wait)
-    return [json.loads(found[instance]) for instance in range(instances)]
+    return [json.loads(found.get(instance, content)) for instance in range(instances)]
 
 
 def as_text(value: Any) -> str:
@@ -318,19 +307,16 @@ def as_text(value: Any) -> str:
 
 
 def _check(part: Any, value: Any) -> None:
-    if isinstance(part, (list, tuple)):
-        parts = list(part)
-    elif isinstance(part, dict) and all(isinstance(key, str) for key in part):
-        parts = list(part.values())
-    elif part is None or isinstance(part, (bool, int, float, str)):
+    is_dict = isinstance(part, dict) and all(isinstance(key, str) for key in part)
+    if part is None or isinstance(part, (bool, int, float, str)):
         return
-    else:
+    if not is_dict and not isinstance(part, (list, tuple)):
         raise TypeError(
             f"gather: got {type(part).__name__} in a {type(value).__name__}; expected None, bool, "
             "int, float, str, and lists and dicts of these with keys of str. Convert it: arrays "
             "have tolist()."
         )
-    for each in parts:
+    for each in part.values() if is_dict else part:
         _check(each, value)
 
 
@@ -363,12 +349,8 @@ def difference(text: str) -> str | None:
     if len(set(gather_patiently(digest, "comparing programs"))) == 1:
         return None
     texts = [shared.splitlines() for shared in gather_patiently(text, "comparing programs")]
-    instance = next(i for i, lines in enumerate(texts) if lines != texts[0])
-    first, other = texts[0], texts[instance]
-    line = next(
-        (i for i, (a, b) in enumerate(zip(first, other)) if a != b), min(len(first), len(other))
-    )
-    shown = [
-        lines[line].strip() if line < len(lines) else "nothing more" for lines in (first, other)
-    ]
-    return f"instance 0 has '{shown[0]}', instance {instance} has '{shown[1]}' (line {line + 1})"
+    instance, other = next((i, lines) for i, lines in enumerate(texts) if lines != texts[0])
+    lines = enumerate(zip_longest(texts[0], other, fillvalue="nothing more"), start=1)
+    line, (ours, theirs) = next(each for each in lines if each[1][0] != each[1][1])
+    ours, theirs = ours.strip(), theirs.strip()
+    return f"instance 0 has '{ours}', instance {instance} has '{theirs}' (line {line})"

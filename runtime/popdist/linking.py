@@ -1,10 +1,12 @@
-"""How the instances of a run connect with each other, once all have met at the store."""
+"""How the instances of a run connect with each other, once all have met at the store.
 
-import json
+Each connects with those before it, in their order, and then lets those after it in. So none waits
+for one that waits for it.
+"""
+
 import os
 import socket
 import struct
-import threading
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -16,12 +18,17 @@ from poprun.rendezvous import Rendezvous
 
 from popdist.messages import Link
 
-HELLO = struct.Struct("!IB")
-"""What an instance says first when it has connected: which it is, and what the connection is
-for.
+HELLO = struct.Struct("!Ib")
+"""What an instance says first when it has connected: which it is, and what the connection is for at
+the other end.
 """
-MESSAGES, HEARTBEAT = 0, 1
+BEFORE, MESSAGES, FOLLOWING = -1, 0, 1
+"""The kinds of connections: heartbeats from the instance before, messages, heartbeats to the next.
+Of both ends of one, each has the other's kind with the other sign.
+"""
 HELLO_SECONDS = 5.0
+Place = tuple[str, int]
+"""A machine, and a port of it: on one machine "", and the instance."""
 
 
 class LinkError(RuntimeError):
@@ -39,12 +46,10 @@ class Connections(NamedTuple):
     """The link from the instance before."""
 
 
-def make_listener(rendezvous: Rendezvous, index: int) -> tuple[socket.socket, str]:
-    """The listener by which the others connect with this instance. Returns it, and its address in
-    text.
-    """
+def make_listener(rendezvous: Rendezvous, index: int) -> tuple[socket.socket, Place]:
+    """The listener by which the others connect with this instance. Returns it, and its place."""
     if rendezvous.folder is not None:
-        return wire.listen(rendezvous.folder / str(index)), str(index)
+        return wire.listen(rendezvous.folder / str(index)), ("", index)
     assert isinstance(rendezvous.address, tuple)
     first = rendezvous.address[0]
     own = own_address(first)
@@ -52,85 +57,67 @@ def make_listener(rendezvous: Rendezvous, index: int) -> tuple[socket.socket, st
     is_hidden = is_loopback(own) and not (is_loopback(first) or os.environ.get(INTERFACE))
     listener = wire.listen((own, 0), everywhere=is_hidden)
     host, port = listener.getsockname()[:2]
-    return listener, json.dumps([first if is_hidden else host, port])
+    return listener, (first if is_hidden else host, port)
 
 
 def link_all(
     rendezvous: Rendezvous,
     index: int,
     listener: socket.socket,
-    addresses: Sequence[str],
+    places: Sequence[Place],
     seconds: float,
 ) -> Connections:
     """Connect with all other instances. Everyone calls this at the same time.
 
     Args:
         listener: from `make_listener`.
-        addresses: what that gave each instance.
+        places: what that gave each instance.
         seconds: that this may take.
     Raises:
         LinkError: it took longer.
     """
-    deadline = Deadline(seconds)
-    later = set(range(index + 1, len(addresses)))
-    reception = _Reception(wire.Gate(listener, rendezvous.secret), rendezvous, later, seconds)
-    reception.start()
-    links = {}
-    following = (index + 1) % len(addresses)
+    deadline, count = Deadline(seconds), len(places)
+    before, following = ((index - 1) % count, BEFORE), ((index + 1) % count, FOLLOWING)
+    ends = {before, following, *((n, MESSAGES) for n in range(count) if n != index)}
+    found: dict[tuple[int, int], socket.socket] = {}
     try:
-        for other in range(index):
-            links[other] = Link(_connect(rendezvous, addresses[other], index, MESSAGES, deadline))
-        following_heartbeat = _connect(rendezvous, addresses[following], index, HEARTBEAT, deadline)
+        for other, kind in sorted(end for end in ends if end[0] < index):
+            hello = HELLO.pack(index, -kind)
+            found[other, kind] = _connect(rendezvous, places[other], hello, deadline)
     except OSError as error:
         raise LinkError(f"not all could be reached ({error})") from None
-    reception.join()  # it ends by the same limit
-    if reception.missing or reception.before is None:
-        waited = ", ".join(map(str, sorted(reception.missing))) or str((index - 1) % len(addresses))
+    gate = wire.Gate(listener, rendezvous.secret)
+    while (missing := ends - found.keys()) and deadline.left() > 0:
+        visitor = gate.admit(deadline)
+        if visitor is not None:
+            end = _hear(visitor, Deadline(HELLO_SECONDS, deadline))
+            if end in missing:
+                found[end] = visitor
+            else:
+                visitor.close()
+    gate.close()
+    if missing:
+        waited = ", ".join(map(str, sorted({other for other, _ in missing})))
         raise LinkError(f"timed out after {seconds:g} s waiting for instance {waited} to connect")
-    return Connections({**links, **reception.links}, following_heartbeat, reception.before)
-
-
-class _Reception(threading.Thread):
-    """Takes the connections of the instances that come later, and of the one before."""
-
-    def __init__(self, gate: wire.Gate, rendezvous: Rendezvous, missing: set[int], seconds: float):
-        super().__init__(name="reception", daemon=True)
-        self._gate, self._rendezvous, self._seconds = gate, rendezvous, seconds
-        self.missing = missing
-        self.links: dict[int, Link] = {}
-        self.before: socket.socket | None = None
-
-    def run(self) -> None:
-        """Link instances until all are here, or the time is over."""
-        deadline = Deadline(self._seconds)
-        while (self.missing or self.before is None) and deadline.left() > 0:
-            visitor = self._gate.admit(deadline)
-            if visitor is not None:
-                try:
-                    self._take(visitor, Deadline(HELLO_SECONDS, deadline))
-                except OSError:
-                    visitor.close()  # it is gone again
-        self._gate.close()
-
-    def _take(self, visitor: socket.socket, deadline: Deadline) -> None:
-        index, kind = HELLO.unpack(wire.receive_exactly(visitor, HELLO.size, deadline))
-        if kind == HEARTBEAT and self.before is None:
-            self.before = visitor
-        elif kind == MESSAGES and index in self.missing:
-            self.links[index] = Link(visitor)
-            self.missing.remove(index)
-        else:
-            visitor.close()
+    links = {n: Link(connection) for (n, kind), connection in found.items() if kind == MESSAGES}
+    return Connections(links, found[following], found[before])
 
 
 def _connect(
-    rendezvous: Rendezvous, text: str, index: int, kind: int, deadline: Deadline
+    rendezvous: Rendezvous, place: Place, hello: bytes, deadline: Deadline
 ) -> socket.socket:
-    if rendezvous.folder is not None:
-        address: wire.Address = rendezvous.folder / text
-    else:
-        host, port = json.loads(text)
-        address = str(host), int(port)
+    address = place if rendezvous.folder is None else rendezvous.folder / str(place[1])
     found = wire.connect(address, rendezvous.secret, deadline)
-    wire.send_all(found, HELLO.pack(index, kind), deadline)
+    wire.send_all(found, hello, deadline)
     return found
+
+
+def _hear(visitor: socket.socket, deadline: Deadline) -> tuple[int, int]:
+    """The other instance, and the kind of connection; one that there is not where it is gone again,
+    or says nothing.
+    """
+    try:
+        index, kind = HELLO.unpack(wire.receive_exactly(visitor, HELLO.size, deadline))
+    except OSError:
+        return -1, MESSAGES
+    return index, kind

@@ -78,8 +78,6 @@ class Link:
         self.early_bytes = 0
         self.problem: str | None = None
         """Why nothing comes any more."""
-        self.is_deaf = False
-        """Nothing can be sent any more, while something may still come."""
         self._parts = self._incoming()
         self._target, self._current = next(self._parts)
         """What is filled next, and the transfer that it belongs to."""
@@ -178,14 +176,13 @@ class Link:
     def give_out(self) -> None:
         """Send what can be sent without waiting."""
         try:
-            while not self.is_deaf and self.queue:
+            while self.queue:
                 parts = [data for data, _ in islice(self.queue, BUFFERS)]
                 self._sent(self.connection.sendmsg(parts))
         except BlockingIOError:
             return
         except OSError:
-            self.is_deaf = True  # what has come is still there to be read, up to its end
-            self.queue.clear()
+            self.queue.clear()  # what has come is still there to be read, up to its end
 
     def _sent(self, count: int) -> None:
         while count:
@@ -243,13 +240,11 @@ class Messages:
         Raises:
             TransferError: one of the other ends is gone, or nothing moved for so many seconds.
         """
-        left: list[Transfer] = list(transfers)
-
-        def are_done() -> bool:
-            left[:] = [transfer for transfer in left if not _is_done(transfer)]
-            return not left
-
-        self._wait(are_done, lambda: sum(transfer.moved for transfer in left) - len(left), seconds)
+        self._wait(
+            lambda: all([_is_done(transfer) for transfer in transfers]),  # one may have failed
+            lambda: sum(transfer.moved for transfer in transfers),
+            seconds,
+        )
 
     def move(self, is_over: Callable[[], bool]) -> None:
         """Move messages until something holds: for a thread beside those that wait."""

@@ -113,6 +113,16 @@ def test_a_result_is_the_median_of_the_runs_and_the_longest_time():
     }
 
 
+def test_runs_that_have_ended_are_recorded_though_a_later_one_fails(given, tmp_path, monkeypatch):
+    done = f"pathlib.Path('{tmp_path}') / 'done'"
+    first = f"(size, ({done}).touch())[0] if not ({done}).exists() else 1"
+    script = f"{{'bits_per_byte': 8.0, 'bytes': {first}}}"
+    with pytest.raises(BenchmarkError, match="fewer bytes"):
+        run(monkeypatch, entry(tmp_path, script), [*given, "--record", "--runs", "2"])
+    (record,) = map(json.loads, five_minutes.RECORDS.read_text().splitlines())
+    assert record["all_bits_per_byte"] == [8.0]
+
+
 def test_a_program_that_fails_is_named_with_its_last_words(given, tmp_path, monkeypatch):
     broken = entry(tmp_path, "{'bits_per_byte': 8.0, 'bytes': undefined}")
     with pytest.raises(BenchmarkError, match="(?s)score.py .*exit code 1:.*NameError") as error:

@@ -114,13 +114,22 @@ def test_utilisation_is_the_models_operations_over_what_the_machine_multiplies(c
     forward = 2 * (12 * 32 * 32 + 2 * 16 * 32) * 2 + 2 * 32 * 96  # of a token, as papers count it
     progress = Progress(config, 0)
     assert "MFU" not in whole(pieces(progress, 1)) and "mfu" not in progress.fields()
-    progress.ceiling = 1e7
+    progress.ceiling = 1e8
     progress.ran(4, 6.0)  # the last run, by itself; pieces() adds one of half a second a step
     rate = 3 * forward * config.tokens_per_step / 1.5
-    assert progress.fields()["mfu"] == pytest.approx(rate / 1e7, abs=1e-4)
+    assert progress.fields()["mfu"] == pytest.approx(rate / 1e8, abs=1e-4)
     shown = re.search(r"FLOP/s  (\S+)% MFU  ", whole(pieces(progress, 2)))
-    mean = progress.flops_per_second / 1e7
+    mean = progress.flops_per_second / 1e8
     assert shown is not None and float(shown[1]) == pytest.approx(100 * mean, abs=0.051)
+
+
+def test_utilisation_is_of_the_fastest_step_where_the_ceiling_was_measured_too_low():
+    progress = Progress(preset("tiny"), 0)
+    progress.ran(1, 0.5)
+    progress.ceiling = progress.flops_per_second / 2  # beside other work
+    assert progress.fields()["mfu"] == 1.0
+    progress.ran(1, 2.0)
+    assert progress.fields()["mfu"] == 0.25
 
 
 def test_the_least_important_pieces_give_way():

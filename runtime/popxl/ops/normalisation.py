@@ -186,6 +186,25 @@ rms_norm.cost(lambda y, t, weight, eps, offset: Cost(flops=4 * y.nelms))
 rms_norm_grad.cost(lambda grads, dy, t, weight, eps, offset: Cost(flops=11 * t.nelms))
 
 
+@op(differentiable=False)
+def merge_moments(own: Tensor, slices: Tensor) -> tuple[TensorSpec, ...]:
+    """What gives a slice of each row, less its own mean, the mean 0 of all slices when it is added;
+    and the variance over all.
+
+    Moments are a mean, what rounding took from it, and a variance.
+    Shapes: own [n, 3], slices [size, n, 3], float32 -> [n, 1], [n, 1].
+    Args:
+        own: the moments of this slice.
+        slices: those of all slices, which are equally long.
+    Source: Chan, Golub and LeVeque 1983, The American Statistician 37(3), section 2.
+    """
+    rows = TensorSpec((own.shape[0], 1), own.dtype)
+    return rows, rows
+
+
+merge_moments.cost(lambda y, own, slices: Cost(flops=3 * slices.nelms + own.nelms))
+
+
 @op
 def batch_norm_inference(
     t: Tensor,

@@ -46,13 +46,18 @@ def reduce(ts: Tensors | TreeReduction, op: str, dtype: torch.dtype | None = Non
     dtype = dtype or ts[0].dtype
     if len(ts) == 1 and op != "square_add":
         return ts[0].to(dtype)
-    if ts[0].numel() <= PIECE or ts[0].is_cuda:
+    if ts[0].numel() <= PIECE or ts[0].is_cuda or _is_one_pass(ts, op, dtype):
         return by_tree(ts, op, dtype)
     result = torch.empty_like(ts[0], dtype=dtype, memory_format=torch.contiguous_format)
     operands = [t.reshape(-1).split(PIECE) for t in ts]
     for into, *pieces in zip(result.view(-1).split(PIECE), *operands):
         into.copy_(by_tree(pieces, op, dtype))
     return result
+
+
+def _is_one_pass(ts: Tensors, op: str, dtype: torch.dtype) -> bool:
+    """Whether nothing lies between the operands and the result: two of them, of its type."""
+    return len(ts) == 2 and op != "square_add" and ts[0].dtype == dtype == torch.float32
 
 
 def by_tree(ts: Tensors, op: str, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -63,7 +68,10 @@ def by_tree(ts: Tensors, op: str, dtype: torch.dtype | None = None) -> torch.Ten
     while len(level) > 1:
         pairs = [PAIRWISE[op](a, b) for a, b in zip(level[::2], level[1::2])]
         level = pairs + level[len(pairs) * 2 :]
-    return narrowed(level[0] / len(ts) if op == "mean" else level[0], dtype or ts[0].dtype, op)
+    whole = level[0]
+    if op == "mean":
+        whole = whole.div_(len(ts)) if whole.is_floating_point() else whole / len(ts)
+    return narrowed(whole, dtype or ts[0].dtype, op)
 
 
 def pairing(name: str, op: str) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None:

@@ -100,11 +100,15 @@ def widened(t: torch.Tensor, op: str) -> torch.Tensor:
     compared, in the same order.
     """
     is_ordered = op in BY_ORDER and t.dtype in LIMITED
-    return ordered(t) if is_ordered else t.to(WIDER.get(t.dtype, t.dtype))
+    if is_ordered:
+        return ordered(t)
+    return t.to(WIDER[t.dtype]) if t.dtype in WIDER else t
 
 
 def narrowed(t: torch.Tensor, dtype: torch.dtype, op: str) -> torch.Tensor:
     """What was made of `widened` ones, in their type."""
+    if t.dtype == dtype:
+        return t
     return from_ordered(t, dtype) if op in BY_ORDER else t.to(dtype)
 
 

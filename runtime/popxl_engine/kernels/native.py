@@ -368,6 +368,22 @@ def rms_norm_grad(
     return dt, dweight.to(weight.dtype)
 
 
+FEW_SLICES = 4
+"""Slices that PyTorch adds up one after the other, whatever their strides are, as the library does.
+"""
+
+
+@kernel("merge_moments", device="cpu")
+def merge_moments(own: torch.Tensor, slices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same bits at once: rows are too few for a dozen ops."""
+    if len(slices) > FEW_SLICES or own.dtype != torch.float32 or not native.takes(own, slices):
+        both: tuple[torch.Tensor, torch.Tensor] = KERNELS["merge_moments"](own, slices)
+        return both
+    shift, variance = (own.new_empty(own.shape[0], 1) for _ in range(2))
+    native.call("merge_moments", (), own, slices, shift, variance, *slices.shape[:2])
+    return shift, variance
+
+
 @kernel("sumsquare", device="cpu")
 def sumsquare(t: torch.Tensor, axis: Any, keepdims: bool) -> torch.Tensor:
     """The squares of the whole tensor: of rows in float32, which are added up in float64."""

@@ -118,6 +118,17 @@ def rms_norm_grad(
     return dt.to(t.dtype), (as_float32(dy) * normalised).sum(0).to(weight.dtype)
 
 
+@kernel("merge_moments")
+def merge_moments(own: torch.Tensor, slices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Squares are only taken of deviations, so that rows far from zero lose no digits."""
+    means, rests, variances = slices.split(1, 2)
+    mean = means.mean(0)
+    deviations = means - mean + rests
+    rest = deviations.mean(0)
+    variance = (variances + (deviations - rest).square()).mean(0)
+    return own[:, :1] - mean - rest, variance
+
+
 def per_channel(value: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
     """A parameter [c], at least float32, so that it broadcasts against t [n, c, ...]."""
     return as_float32(value).reshape([-1] + [1] * (t.dim() - 2))

@@ -17,8 +17,9 @@ def axes_of(t: torch.Tensor, axis: Axis) -> tuple[int, ...]:
     """Axes counted from the front; all of them for None."""
     if axis is None:
         return tuple(range(t.dim()))
-    given = (axis,) if isinstance(axis, int) else tuple(axis)
-    return tuple(sorted(a % t.dim() for a in given))
+    if isinstance(axis, int):
+        return (axis % t.dim(),)
+    return tuple(sorted(a % t.dim() for a in axis))
 
 
 def reduction(name: str, fn: Reduction, by_order: bool = False) -> None:
@@ -33,6 +34,8 @@ def reduction(name: str, fn: Reduction, by_order: bool = False) -> None:
         return ordered(t) if by_order else computable(t)
 
     def narrowed(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        if t.dtype == dtype:
+            return t
         return from_ordered(t, dtype) if by_order else t.to(dtype)
 
     def run(t: torch.Tensor, axis: Axis, keepdims: bool) -> torch.Tensor:

@@ -35,6 +35,7 @@ SIGNATURES = {
     "column_sums": ("ppffnn", 1),
     "layer_norm": ("ppppfnn", 1),
     "layer_norm_grad": ("pppppfnn", 1),
+    "merge_moments": ("ppppnn", 0),
     "rms_norm": ("pppfnn", 1),
     "rms_norm_grad": ("pppppfnn", 1),
     "dropout": ("ppnnfn", 1),

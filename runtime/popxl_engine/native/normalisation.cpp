@@ -98,6 +98,28 @@ void rms_norm_grad(const T* dy, const T* x, const float* weight, T* dx, float* g
 
 extern "C" {
 
+// For each row what one slice of it lacks to the mean of all, and their variance, from moments: a
+// mean, what rounding took from it, and a variance.
+void merge_moments(const float* own, const float* slices, float* shift, float* variance,
+                   int64_t size, int64_t rows, int) {
+  const float count = float(size);
+  const int64_t next = 3 * rows, end = next * size;
+  for (int64_t r = 0; r < rows; ++r) {
+    const float* const of = slices + 3 * r;
+    float mean = 0.0f, rest = 0.0f, squares = 0.0f;
+    for (int64_t i = 0; i < end; i += next) mean += of[i];
+    mean /= count;
+    for (int64_t i = 0; i < end; i += next) rest += of[i] - mean + of[i + 1];
+    rest /= count;
+    for (int64_t i = 0; i < end; i += next) {
+      const float deviation = of[i] - mean + of[i + 1] - rest;
+      squares += of[i + 2] + deviation * deviation;
+    }
+    shift[r] = own[3 * r] - mean - rest;
+    variance[r] = squares / count;
+  }
+}
+
 #define FOR_TYPE(T, NAME)                                                                         \
   void squares_##NAME(const T* x, T* total, int64_t count, int threads) {                         \
     squares(x, total, count, threads);                                                            \

@@ -38,11 +38,7 @@ from popxl_engine.passes.gemm import fuse_gemm_bias, fuse_masked_scores, tile_ge
 from popxl_engine.passes.hide_by_attributes import hide_by_attributes
 from popxl_engine.passes.identities import drop_casts, swap_transposed_gemm
 from popxl_engine.passes.narrow_logits import narrow_logits
-from popxl_engine.passes.overlap_collectives import (
-    are_links_apart,
-    leaves_process,
-    overlapped,
-)
+from popxl_engine.passes.overlap_collectives import leaves_machine, leaves_process, overlapped
 from popxl_engine.passes.pack_qkv_grads import pack_qkv_grads
 from popxl_engine.passes.pipeline_loops import pipelined
 from popxl_engine.passes.reuse_dropout import recompute_probs, reuse_dropout
@@ -104,15 +100,15 @@ OPTIMIZATIONS: tuple[Pass, ...] = (
     Pass("scalar_cse", _in_each(scalar_cse)),
 )
 
-LINKS, LINKS_ALL = (
+LINKS, LINKS_GPU, LINKS_ALL = (
     (
-        Pass("overlap_collectives", _in_each(partial(overlapped, is_split=is_split)), devices),
-        Pass("pipeline_loops", _in_each(partial(pipelined, is_split=is_split)), devices),
+        Pass("overlap_collectives", _in_each(partial(overlapped, is_split=is_split))),
+        Pass("pipeline_loops", _in_each(partial(pipelined, is_split=is_split))),
     )
-    for is_split, devices in ((leaves_process, are_links_apart), (_anywhere, _anywhere))
+    for is_split in (leaves_machine, leaves_process, _anywhere)
 )
 """What orders a program for links that work while processors do, before copies are decided about:
-where collectives leave this process, or as if all did.
+for collectives between machines, between GPUs, or all.
 """
 
 LEGALIZATION: tuple[Pass, ...] = (
@@ -123,16 +119,18 @@ LEGALIZATION: tuple[Pass, ...] = (
 """What makes a program one that code can be generated for."""
 
 PASSES: tuple[Pass, ...] = (*OPTIMIZATIONS, *LINKS, *LEGALIZATION)
+PASSES_GPU: tuple[Pass, ...] = (*OPTIMIZATIONS, *LINKS_GPU, *LEGALIZATION)
 PASSES_APART: tuple[Pass, ...] = (*OPTIMIZATIONS, *LINKS_ALL, *LEGALIZATION)
-"""The same for a program as it is where each replica has a machine."""
+"""The same for a program on GPUs, and for one as it is where each replica has a machine."""
 
 
 def enabled_passes(
     device: torch.device = CPU, passes: tuple[Pass, ...] | None = None
 ) -> tuple[Pass, ...]:
-    """The passes, of those given or of all, that run on a device, without those that
-    ``POPXL_PASSES`` turns off.
+    """The passes that run on a device, without those that ``POPXL_PASSES`` turns off.
 
+    Args:
+        passes: of which; default: of those for the device's kind.
     Raises:
         EnvironmentVariableError: it names a pass that is not there, or without which programs
             would be wrong.
@@ -146,9 +144,11 @@ def enabled_passes(
             f"POPXL_PASSES: got {', '.join(sorted(unknown))}; expected '-name' for some of "
             f"{', '.join(optional)}, or '-all'."
         )
+    if passes is None:
+        passes = PASSES if device.type == "cpu" else PASSES_GPU
     return tuple(
         p
-        for p in (PASSES if passes is None else passes)
+        for p in passes
         if p.devices(device) and not (p.is_optional and (f"-{p.name}" in off or "-all" in off))
     )
 

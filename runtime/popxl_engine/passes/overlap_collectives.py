@@ -5,14 +5,14 @@ is written while messages are under way is nothing that they are of: an end read
 The order follows from the program alone, so that it is the same in every process.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
 from itertools import groupby
+from typing import Any
 
-import torch
 from popdist import getNumInstances
-from poprun.rendezvous import is_on_one_machine
+from popdist.exchange import machines
 from popxl.replica_grouping import ReplicaGrouping
 
 from popxl_engine.analysis.effects import is_exchange
@@ -79,24 +79,30 @@ class Laps:
             yield instr
 
 
-def are_links_apart(device: torch.device) -> bool:
-    """Whether messages travel while processors compute: between GPUs and between machines. Between
-    processes of one machine its processors move them, and gain nothing by doing so in between.
-    """
-    return device.type != "cpu" or getNumInstances() == 1 or not is_on_one_machine()
-
-
 def leaves_process(instr: Instr) -> bool:
-    """Whether a group of a collective has members in several processes."""
-    instances = getNumInstances()
-    if instances == 1:
+    """Whether a group of a collective has members in several processes: between GPUs messages
+    travel while they compute.
+    """
+    return _is_spread(instr, range(getNumInstances()))
+
+
+def leaves_machine(instr: Instr) -> bool:
+    """Whether a group of a collective has members on several machines. Between processes of one
+    machine its processors move messages, and gain nothing by doing so in between.
+    """
+    return _is_spread(instr, machines())
+
+
+def _is_spread(instr: Instr, places: Sequence[Any]) -> bool:
+    """Whether a group of a collective has members at several places, which instances have."""
+    if len(places) == 1:
         return False
     assert instr.source is not None
     ir = instr.source.graph.ir
     group: ReplicaGrouping | None = instr.arguments.get("group")
     grouping = ir.replica_grouping() if group is None else group
-    local = ir.replication_factor // instances
-    return any(len({m // local for m in members}) > 1 for members in grouping.groups)
+    local = ir.replication_factor // len(places)
+    return any(len({places[m // local] for m in members}) > 1 for members in grouping.groups)
 
 
 def _region_of(block: Block) -> Callable[[Instr], str]:

@@ -34,7 +34,7 @@ def pipelined(block: Block, is_split: Callable[[Instr], bool]) -> Block:
     them what the last one has left, while an iteration runs.
 
     Args:
-        is_split: which collectives leave the process.
+        is_split: which collectives do.
     """
     constants = dict(block.constants)
     names = {v.name for v in (*block.inputs, *block.state.values(), *constants.values())}

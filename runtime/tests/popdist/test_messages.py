@@ -211,7 +211,7 @@ def instance(two, monkeypatch):
     end, far = two
     monkeypatch.setattr(exchange, "getNumInstances", lambda: 2)
     monkeypatch.setattr(exchange, "getInstanceIndex", lambda: 0)
-    monkeypatch.setattr(exchange, "connect", lambda: exchange.Connection(None, end))
+    monkeypatch.setattr(exchange, "connect", lambda: exchange.Connection(None, end, []))
     monkeypatch.setattr(exchange, "AFTERMATH_SECONDS", 0.0)
     return far
 

@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -194,7 +195,7 @@ def test_an_instance_that_was_stopped_waits_for_the_next_heartbeat_of_one_that_w
 
 
 WAITS = """
-import socket, sys, threading
+import json, socket, sys, threading
 from popdist.linking import LinkError, link_all, make_listener
 from poprun import store, wire
 from poprun.deadline import Deadline
@@ -205,8 +206,8 @@ door = wire.listen(("127.0.0.1", 0))
 kept = store.Keeper(door, point.secret)
 clients = [store.connect(door.getsockname(), point.secret, Deadline(8.0)) for _ in range(2)]
 listener, address = make_listener(point, 1)
-print(address, flush=True)
-other = sys.stdin.readline().strip()
+print(json.dumps(address), flush=True)
+other = json.loads(sys.stdin.readline())
 waits = {
     "bytes": lambda: wire.receive_exactly(own, 2, Deadline(8.0)),
     "a value": lambda: clients[0].get("key", Deadline(8.0)),
@@ -237,8 +238,8 @@ def test_a_process_that_was_stopped_goes_on_to_wait():
     point = Rendezvous(("127.0.0.1", free_port()), b"that of these tests", False)
     listener, address = make_listener(point, 0)
     with own, start_with(other, WAITS, point.address[1]) as process:
-        theirs = process.stdout.readline().strip()
-        process.stdin.write(address + "\n")
+        theirs = json.loads(process.stdout.readline())
+        process.stdin.write(json.dumps(address) + "\n")
         process.stdin.flush()
         assert process.stdout.readline() == "waits\n"
         suspend(process, 9)

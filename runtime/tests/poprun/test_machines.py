@@ -194,7 +194,7 @@ def test_instances_are_reached_where_the_machines_name_stands_for_a_loopback_add
     point = Rendezvous(("head", free_port()), b"that of these tests", False)
     listener, told = make_listener(point, 0)
     with listener:
-        host, port = json.loads(told)
+        host, port = told
         assert host == "head" and is_reached(port)
 
 
@@ -203,7 +203,7 @@ def test_an_instance_listens_at_the_named_interface_only(debian, monkeypatch):
     point = Rendezvous(("head", free_port()), b"that of these tests", False)
     listener, told = make_listener(point, 0)
     with listener:
-        host, port = json.loads(told)
+        host, port = told
         assert host == "127.0.0.1" and not is_reached(port)
 
 

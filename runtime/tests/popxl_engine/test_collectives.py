@@ -358,13 +358,26 @@ def test_operands_that_are_folded_in_any_order_give_the_same_bits_and_few_are_he
             assert order is not range(size) or max(held) <= np.ceil(np.log2(size))
 
 
+@pytest.mark.parametrize("size", [2, 5])
 @pytest.mark.parametrize("op", ["add", "mean", "square_add", "min"])
-def test_large_operands_are_reduced_in_pieces_with_the_same_bits(op):
+def test_large_operands_are_reduced_in_pieces_with_the_same_bits(op, size):
     for dtype in (torch.float32, torch.float16):
-        ts = [torch.randn(3, 2**16 + 7).to(dtype).t() for _ in range(5)]
+        ts = [torch.randn(3, 2**16 + 7).to(dtype).t() for _ in range(size)]
         assert torch.equal(reduce(ts, op), by_tree(ts, op))
         wide = reduce(ts, op, torch.float32)
         assert wide.dtype is torch.float32 and torch.equal(wide, by_tree(ts, op, torch.float32))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32])
+@pytest.mark.parametrize(
+    "op, oracle", [("add", np.add), ("mean", lambda a, b: (a + b) / 2), ("max", np.maximum)]
+)
+def test_two_large_operands_are_numpys_pair_and_stay_as_they_are(op, oracle, dtype):
+    a, b = (np.random.default_rng(s).normal(0, 9, (3, 2**16)).astype(dtype) for s in range(2))
+    operands = [torch.from_numpy(x.copy()) for x in (a, b)]
+    np.testing.assert_array_equal(reduce(operands, op).numpy(), oracle(a, b).astype(dtype))
+    for operand, x in zip(operands, (a, b)):
+        np.testing.assert_array_equal(operand.numpy(), x)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import popxl
 from popxl import ReplicaGrouping, Tensor, ops
+from popxl.ops.normalisation import merge_moments
 from popxl.ops.utils import cast_if_needed
 
 from popxl_addons.ops.own_gradient import with_gradient
@@ -38,13 +39,8 @@ def _normalised(x: Tensor, epsilon: float, group: ReplicaGrouping) -> Tensor:
     own = ops.concat([mean, rest, _row_mean(known * known) - rest * rest], axis=1)
     # [size, N, 3]
     slices = ops.collectives.replicated_all_gather(own, group=group, output_shape="new_axis")
-    means, rests, variances = ops.split(slices, 3, axis=2)  # [size, N, 1]
-    of_all = ops.mean(means, axis=0)  # [N, 1]
-    deviations = means - of_all + rests
-    rest_of_all = ops.mean(deviations, axis=0)
-    deviations = deviations - rest_of_all
-    variance = ops.mean(variances + deviations * deviations, axis=0)
-    centred = centred + (mean - of_all - rest_of_all)
+    shift, variance = merge_moments(own, slices)  # [N, 1] each
+    centred = centred + shift
     scale = 1.0 / ops.sqrt(variance + epsilon)
 
     def gradient(dy: Tensor, y: Tensor, lhs: Tensor, rhs: Tensor, **_: object) -> Gradients:

@@ -41,6 +41,14 @@ def rms_norm_grad(dy, t, weight, eps, offset=0.0):
     return torch.autograd.grad(rms_norm(*leaves, eps, offset), leaves, torch.from_numpy(dy))
 
 
+def merge_moments(own, slices):
+    """The statistics of rows of which every slice is (mean + rest - s, mean + rest + s)."""
+    centres = slices[..., 0] + slices[..., 1]
+    spreads = np.sqrt(slices[..., 2])
+    rows = np.stack([centres - spreads, centres + spreads])
+    return own[:, :1] - rows.mean((0, 1))[:, None], rows.var((0, 1))[:, None]
+
+
 def batch_norm(t, scale, bias, mean, var, epsilon=1e-5, momentum=0.9):
     shape = [-1] + [1] * (t.dim() - 2)
     scale, bias, mean, var = (v.reshape(shape) for v in (scale, bias, mean, var))
@@ -129,6 +137,15 @@ SAMPLES = [
         operands=((3, 5), (3, 5), (5,)),
         attrs={"eps": 0.1, "offset": 1.0},
         oracle=rms_norm_grad,
+    ),
+    *(
+        Sample(
+            "merge_moments",
+            operands=((4, 3), Operand((size, 4, 3), low=0.1, high=2.0)),
+            oracle=merge_moments,
+            in_16_bits=False,
+        )
+        for size in (1, 2, 3, 4, 5, 16)
     ),
     Sample(
         "group_norm", operands=((2, 6), (6,), (6,)), attrs={"num_groups": 2}, autograd=group_norm

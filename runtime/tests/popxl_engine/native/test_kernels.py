@@ -208,6 +208,11 @@ def operands(dtype: torch.dtype) -> dict[str, list[tuple[Any, ...]]]:
             for s in ((1, 1), (3, 8), (0, 8), (67, 1031))
             for offset in (0.0, 1.0)
         ],
+        "merge_moments": [
+            (random(rows, 3, dtype=dtype), random(size, rows, 3, dtype=dtype, seed=1))
+            for rows in (0, 1, 67)
+            for size in (1, 2, 5)
+        ],
         "group_norm_grad": [
             (
                 random(*s, dtype=dtype, seed=1, scale=0.1),
@@ -292,6 +297,26 @@ def test_a_result_in_the_place_of_an_operand_has_the_bits_of_one_apart(
         given = clones(call)
         result = NATIVE[name](*given, into=given[place])
         assert result is given[place] and same(result, NATIVE[name](*call))
+
+
+@needs_compiler
+@pytest.mark.parametrize("kernels", [NATIVE, KERNELS], ids=["compiled", "plain"])
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_merged_moments_are_numpys_of_one_slice_after_another_bit_by_bit(
+    size: int, kernels: dict[str, Any]
+) -> None:
+    for rows in (1, 2, 5, 131):
+        factors = torch.logspace(-3, 3, rows)[:, None]
+        own, slices = random(rows, 3) * factors, random(size, rows, 3, seed=1) * factors
+        count = np.float32(size)
+        means, rests, variances = slices.numpy().transpose(2, 0, 1)
+        mean = sum(means) / count
+        deviations = [m - mean + r for m, r in zip(means, rests)]
+        rest = sum(deviations) / count
+        variance = sum(v + (d - rest) * (d - rest) for v, d in zip(variances, deviations)) / count
+        shift, found = kernels["merge_moments"](own, slices)
+        assert (shift[:, 0].numpy() == own[:, 0].numpy() - mean - rest).all()
+        assert (found[:, 0].numpy() == variance).all()
 
 
 @needs_compiler

@@ -1,19 +1,35 @@
 """Collectives that begin early and end late: what runs in between, and what never does."""
 
+import json
+import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import popxl
 import pytest
 import torch
+from helpers.processes import finish, free_port, start
 from popxl import Tensor, extensions, ops
 from popxl.ops.collectives import replicated_all_gather, replicated_all_reduce
+from popxl_engine.analysis.effects import is_exchange
 from popxl_engine.compiler import compile  # noqa: A004
 from popxl_engine.ir import Block
 from popxl_engine.machine.arrival import Arrival
 from popxl_engine.machine.lockstep import run_lockstep
-from popxl_engine.passes import LEGALIZATION, LINKS, LINKS_ALL, Pass, enabled_passes
+from popxl_engine.passes import (
+    LEGALIZATION,
+    LINKS,
+    LINKS_ALL,
+    LINKS_GPU,
+    Pass,
+    enabled_passes,
+    overlap_collectives,
+)
+from popxl_engine.passes.overlap_collectives import leaves_machine, leaves_process
+
+from tests import warm
 
 Build = Callable[[Tensor], Any]
 
@@ -124,20 +140,119 @@ def test_in_one_process_nothing_is_moved() -> None:
     assert not [name for name in shown(two_chains, LINKS[0]) if "begin" in name]
 
 
-@pytest.mark.parametrize(
-    ("here", "device", "expected"),
-    [(2, "cpu", []), (1, "cpu", [*LINKS]), (2, "cuda", [*LINKS])],
-    ids=["one machine", "two machines", "GPUs of one machine"],
-)
-def test_messages_run_beside_computation_where_processors_do_not_move_them(
-    here: int, device: str, expected: list[Pass], monkeypatch: pytest.MonkeyPatch
+def test_gpus_overlap_all_that_leaves_a_process_and_processors_what_leaves_a_machine() -> None:
+    devices = {"cpu": LINKS, "cuda": LINKS_GPU}
+    for device, expected in devices.items():
+        found = enabled_passes(torch.device(device))
+        assert tuple(each for each in found if each in (*LINKS, *LINKS_GPU)) == expected
+
+
+PLACES = {
+    "two machines": (["a", "a", "b", "b"], [False, True, True]),
+    "one machine": (["a"] * 4, [False] * 3),
+    "a machine each": (["a", "b", "c", "d"], [True] * 3),
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_a_collective_is_split_where_some_group_of_it_is_on_several_machines(
+    name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    variables = {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": here, "MASTER_ADDR": "other"}
-    for name, value in variables.items():
-        monkeypatch.setenv(name, str(value))
-    found = enabled_passes(torch.device(device))
-    assert [each for each in found if each in LINKS] == expected
-    assert enabled_passes(passes=LINKS_ALL) == LINKS_ALL
+    hosts, expected = PLACES[name]
+    monkeypatch.setattr(overlap_collectives, "machines", lambda: hosts)
+    monkeypatch.setattr(overlap_collectives, "getNumInstances", lambda: len(hosts))
+    ir = popxl.Ir(replication=8)
+    groups = [ir.replica_grouping(stride, size) for stride, size in ((1, 4), (4, 2), (1, 8))]
+    with ir.main_graph, popxl.in_sequence():
+        x = popxl.variable(np.ones((4, 4), np.float32), name="x")
+        for group in [*groups, ir.replica_grouping(1, 2)]:
+            kept(replicated_all_reduce(x, group=group))
+    block = compile(ir, passes=LEGALIZATION).block
+    found = [instr for instr in block.instrs if is_exchange(instr)]
+    assert [leaves_machine(instr) for instr in found] == [*expected, False]
+    assert [leaves_process(instr) for instr in found] == [True, True, True, False]
+
+
+LAYERS = """
+import json, os, sys
+import numpy as np, popxl
+from popdist import linking
+from popxl import ops
+from popxl.ops.collectives import replicated_all_gather, replicated_all_reduce
+from popxl_engine.ir import blocks_of
+folder, *hosts = sys.argv[1:]
+linking.own_address = lambda first: hosts[int(os.environ["GROUP_RANK"])]
+ir, draw = popxl.Ir(replication="popdist"), np.random.default_rng(7)
+alone, here, apart = (ir.replica_grouping(s, n) for s, n in ((1, 1), (1, 2), (2, 2)))
+def layer(n, x, shards):
+    weight = replicated_all_gather(ops.remote_load(shards, n), group=apart)
+    return n + 1, ops.tanh(replicated_all_reduce(x @ weight, group=here))
+with ir.main_graph, popxl.in_sequence():
+    shards = popxl.remote_buffer((4, 8), popxl.float32, 4)
+    for row in range(4):
+        data = draw.normal(size=(4, 4, 8)).astype(np.float32)
+        popxl.remote_variable(data, shards, row, name=f"shard_{row}", replica_grouping=alone)
+    data = draw.normal(size=(4, 8, 8)).astype(np.float32)
+    x = popxl.variable(data, name="x", replica_grouping=alone)
+    n = popxl.constant(0, popxl.int32)
+    _, y = ops.repeat(ir.create_graph(layer, n, x, shards), 4, n, x + 0)
+    total = replicated_all_reduce(y, group=apart)
+    stream = popxl.d2h_stream(y.shape, y.dtype)
+    ops.host_store(stream, ops.exp(y) + total)
+with popxl.Session(ir, "cpu") as session:
+    found = session.run()[stream]
+    instrs = [i for b in blocks_of(session._engine.program.block) for i in b.instrs]
+kinds = {"here": set(), "apart": set()}
+for i in instrs:
+    if i.definition and i.definition.name in ("replicated_all_gather", "replicated_all_reduce"):
+        kinds["here" if i.arguments["group"].stride == 1 else "apart"].add(i.kind)
+rank = os.environ["RANK"]
+np.save(f"{folder}/{rank}.npy", found)
+with open(f"{folder}/{rank}.json", "w") as file:
+    json.dump({name: sorted(found) for name, found in kinds.items()}, file)
+"""
+"""Weights are gathered between the machines of replicas 0 and 1, and 2 and 3; sums stay on each."""
+
+
+def ran(folder: Path, machines: list[Any]) -> "tuple[list[Any], np.ndarray]":
+    """What the processes of a run do, and the results of all replicas."""
+    ended = [finish(machine, time.monotonic()) for machine in machines]
+    assert [(e.code, e.said) for e in ended] == [(0, "")] * len(machines)
+    count = len([*folder.glob("*.npy")])
+    results = [np.load(folder / f"{rank}.npy") for rank in range(count)]
+    done = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(count)]
+    return done, np.concatenate([np.reshape(r, (-1, 8, 8)) for r in results])
+
+
+@pytest.mark.slow
+@pytest.mark.multi
+def test_messages_between_machines_run_beside_computation_and_those_within_one_do_not(
+    tmp_path: Path,
+) -> None:
+    folders = {name: tmp_path / name for name in ("one", "together", "apart")}
+    for folder in folders.values():
+        folder.mkdir()
+    options = ["--num-replicas", 4, "--num-instances"]
+    alone = start([*options, 1], ["-c", LAYERS, folders["one"]], python=warm.python())
+    _, expected = ran(folders["one"], [alone])
+    for name, second, kinds in (
+        ("together", "127.0.0.1", ["op"]),
+        (
+            "apart",
+            "127.0.0.2",
+            ["begin", "end", "op"],
+        ),  # the loop's first gather has nothing beside
+    ):
+        hosts = ["127.0.0.1", second]
+        several = [*options, 4, "--nnodes", 2, "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
+        program = ["-c", LAYERS, folders[name], *hosts]
+        machines = [
+            start([*several, "--node-rank", index], program, python=warm.python())
+            for index in range(2)
+        ]
+        done, found = ran(folders[name], machines)
+        assert done == [{"here": ["op"], "apart": kinds}] * 4
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_a_replica_goes_on_before_the_others_have_come() -> None:
