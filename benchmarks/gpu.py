@@ -18,9 +18,11 @@ models that the host's memory does not hold, some layers run; what is said of th
 a step of 524,288 tokens, is extrapolated, and called so.
 """
 
+import argparse
 import json
 import shlex
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -32,7 +34,6 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "runtime")]  # nothing need be installed
 
 from benchmarks.harness import (  # noqa: E402
-    Arguments,
     BenchmarkError,
     Figures,
     Flags,
@@ -43,7 +44,6 @@ from benchmarks.harness import (  # noqa: E402
     machine,
     main_or_worker,
     make_parser,
-    one_of,
     table,
 )
 from popxl_gpt.utils.errors import UserError  # noqa: E402
@@ -157,26 +157,28 @@ class Run:
         """As results have it."""
         return f"{self.case.name}/{self.groups}" + " small" * self.small
 
-    def options(self, arguments: Arguments) -> Figures:
+    def options(self, arguments: argparse.Namespace) -> Figures:
         """What its process is told."""
         case, batch, micro_batch = self.case, GROUP // SEQUENCE, 4
-        whole = SHAPES.get(case.model, {})
-        model = whole | ({"layers": case.layers} if case.layers else {})
-        if self.small and whole:
+        if is_preset := case.model not in SHAPES:
+            model = {}
+        else:
+            model = {**SHAPES[case.model], **({"layers": case.layers} if case.layers else {})}
+        if self.small and not is_preset:
             batch, micro_batch = 4, 2
+            heads = {"heads": 4, "key_value_heads": 2, "hidden_size": 32, "feed_forward_size": 48}
             least = 3 if case.settings == EIGHT_BITS else 2  # one of them multiplies 8 bits
-            model |= {"heads": 4, "key_value_heads": 2, "hidden_size": 32, "feed_forward_size": 48}
-            model |= {"layers": min(least, model["layers"]), "vocabulary_size": 96}
-            model |= {"sequence_length": 16}
+            model |= heads | {"layers": min(least, model["layers"]), "vocabulary_size": 96}
+            model["sequence_length"] = 16
         settings = dict(case.settings)
         if self.groups > 1:
             settings["micro_batch_group"] = batch // micro_batch
         timeline = f"timeline-{case.name}.json.gz" if self.groups == 1 else None
         return {
-            **{"kind": case.kind, "model": model, "preset": None if whole else case.model},
+            **{"kind": case.kind, "model": model, "preset": case.model if is_preset else None},
             **{"batch": self.groups * batch, "micro_batch": micro_batch, "small": self.small},
             **{"device": arguments.device, "dtype": "bfloat16", "memory": case.memory},
-            **{"settings": settings, "layers": whole.get("layers")},
+            **{"settings": settings, "layers": SHAPES.get(case.model, model).get("layers")},
             "timeline": str(arguments.timelines.resolve() / timeline) if timeline else None,
         }
 
@@ -191,7 +193,7 @@ def build(options: Figures) -> Workload:
 # Running
 
 
-def measured(run: Run, arguments: Arguments, deadline: float) -> Figures:
+def measured(run: Run, arguments: argparse.Namespace, deadline: float) -> Figures:
     """A run's figures; with an `error` where it failed or ran out of time."""
     found: Figures = {"run": run.name, "groups": run.groups, "seconds": []}
     variant = Variant(name=run.name, options=run.options(arguments))
@@ -210,6 +212,8 @@ def measured(run: Run, arguments: Arguments, deadline: float) -> Figures:
             found |= reply["figures"]
             if number:
                 found["seconds"].append(reply["seconds"])
+            else:
+                found["warm_up_seconds"] = reply["seconds"]
         reply = ask("finish")
         found |= reply["finish"] | {"host_peak_bytes": reply["peak_bytes"]}
     except BenchmarkError as error:
@@ -229,11 +233,21 @@ def rates(found: Figures) -> Figures:
         "tokens_per_s": found["tokens"] / seconds,
         "flops_per_s": flops,
         "of_peak": flops / peak if peak else None,
-        "of_products": flops / found["product"],
-        "to_device_bytes_per_s": found.get("read_bytes", 0) / seconds,
-        "from_device_bytes_per_s": found.get("written_bytes", 0) / seconds,
+        "of_products": flops / found["products"]["up"],
+        "to_device_bytes_per_s": found.get("to_device_bytes", 0) / seconds,
+        "from_device_bytes_per_s": found.get("from_device_bytes", 0) / seconds,
         "host_bytes_a_parameter": found.get("host_peak_bytes", 0) / found["parameters"],
     }
+
+
+def driver() -> str | None:
+    """The version of NVIDIA's driver, where there is one."""
+    try:
+        words = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        done = subprocess.run(words, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.split("\n")[0].strip()
 
 
 def read_results(path: Path) -> list[Figures]:
@@ -257,26 +271,27 @@ def due(runs: Sequence[Run], results: Sequence[Figures], again: bool) -> list[Ru
 # Telling
 
 
-def extrapolated(results: Iterable[Figures]) -> dict[str, float]:
+def extrapolated(results: Iterable[Figures]) -> list[tuple[str, float]]:
     """Tokens/s of what did not run: names that say how, and values."""
     newest = {record["run"]: record for record in results if is_there(record)}
     second = {name: statistics.median(record["seconds"]) for name, record in newest.items()}
-    found = {}
+    found = []
     for case in CASES:
         one, two = (f"{case.name}/{groups}" for groups in (1, 2))
         if one in second and two in second:
-            rest = FULL_STEP / newest[one]["tokens"] - 1
+            count = FULL_STEP / newest[one]["tokens"]
+            whole = second[one] + (count - 1) * (second[two] - second[one])
             name = f"{case.name}, a step of {FULL_STEP:,} tokens, linearly from one and two groups"
-            found[name] = FULL_STEP / (second[one] + rest * (second[two] - second[one]))
+            found.append((name, FULL_STEP / whole))
         if case.kind == "phased" and case.layers and one in newest:
-            share = newest[one]["flops_share"]
-            found[f"{case.name}, all layers, by their FLOPs"] = newest[one]["tokens_per_s"] * share
+            rate, share = newest[one]["tokens_per_s"], newest[one]["flops_share"]
+            found.append((f"{case.name}, all layers, by their FLOPs", rate * share))
     few, many = "plain-4-layers/1", "plain-8-layers/1"
     if few in second and many in second:
         layers = SHAPES["7b"]["layers"]
         whole = second[few] + (layers - 4) / 4 * (second[many] - second[few])
         name = f"plain PyTorch, 7b, {layers} layers, linearly from 4 and 8"
-        found[name] = newest[few]["tokens"] / whole
+        found.append((name, newest[few]["tokens"] / whole))
     return found
 
 
@@ -290,9 +305,9 @@ def told(results: Sequence[Figures]) -> str:
     lines = []
     for name, r in {record["run"]: record for record in results if is_there(record)}.items():
         moved = [
-            f"{bytes_text(r.get(f'{name}_bytes', 0))} "
+            f"{bytes_text(r.get(f'{way}_device_bytes', 0))} "
             f"{r.get(f'{way}_device_bytes_per_s', 0) / 1e9:.1f} GB/s"
-            for way, name in (("to", "read"), ("from", "written"))
+            for way in ("to", "from")
         ]
         plan = r.get("plan", {})
         memory = [
@@ -308,9 +323,7 @@ def told(results: Sequence[Figures]) -> str:
     heads = "run,tokens/s,s/step,of peak,of products,idle,to device,from device,device / plan"
     heads += ",pinned / plan,host,B/param,start-up s"
     parts = [table(heads.split(","), lines)]
-    parts += [
-        f"extrapolated: {name}: {rate:.0f} tokens/s" for name, rate in extrapolated(results).items()
-    ]
+    parts += [f"extrapolated: {name}: {rate:.0f} tokens/s" for name, rate in extrapolated(results)]
     newest = {record["run"]: record for record in results}
     parts += [f"{name}: {r['error']}" for name, r in newest.items() if "error" in r]
     return "\n".join(parts)
@@ -329,7 +342,7 @@ def listed(results: Sequence[Figures]) -> str:
     return table(["case", "kind", "model", "layers", "device memory", "state"], lines)
 
 
-def planned(runs: Sequence[Run], arguments: Arguments) -> str:
+def planned(runs: Sequence[Run], arguments: argparse.Namespace) -> str:
     """What the phased runs take, by the plan."""
     from benchmarks.gpu_steps import config_of, plan_of
 
@@ -344,9 +357,8 @@ def planned(runs: Sequence[Run], arguments: Arguments) -> str:
     return table(heads, lines)
 
 
-NAMES = [case.name for case in CASES]
 FLAGS: Flags = {
-    "cases": {"nargs": "*", "type": one_of(NAMES), "help": "default: all, in order"},
+    "cases": {"nargs": "*", "metavar": "CASE", "help": "default: all, in order"},
     "--list": {"action": "store_true", "help": "show the cases"},
     "--plan": {"action": "store_true", "help": "show what cases take, and run none"},
     "--again": {"action": "store_true", "help": "run what is measured already, too"},
@@ -359,14 +371,26 @@ FLAGS: Flags = {
 }
 
 
+def parsed() -> argparse.Namespace:
+    """The arguments; exit code 2 for cases that there are not, or cannot be yet."""
+    parser = make_parser(__doc__, FLAGS)
+    arguments = parser.parse_args()
+    names = [case.name for case in CASES]
+    for name in arguments.cases:
+        if name not in names:
+            parser.error(f"CASE: got {name}; expected some of {', '.join(names)}.")
+    return arguments
+
+
 def main() -> int:
     """Measure and print; exit code 2 where there is no such device, 1 where a run failed."""
-    arguments = make_parser(__doc__, FLAGS).parse_args()
+    arguments = parsed()
     deadline, results = time.monotonic() + arguments.seconds, read_results(arguments.results)
     if arguments.list:
         print(listed(results))
         return 0
-    chosen = [case for case in CASES if case.name in (arguments.cases or NAMES)]
+    names = arguments.cases or [case.name for case in CASES]
+    chosen = [case for case in CASES if case.name in names]
     runs = [Run(case, groups, arguments.small) for case in chosen for groups in case.groups]
     if arguments.plan:
         print(planned(runs, arguments))
@@ -377,7 +401,7 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 2
     arguments.timelines.mkdir(parents=True, exist_ok=True)
-    here = {"machine": machine(), "command": shlex.join(["python", *sys.argv])}
+    here = {"machine": machine(), "driver": driver(), "command": shlex.join(["python", *sys.argv])}
     failed = False
     for run in due(runs, results, arguments.again):
         left = deadline - time.monotonic()

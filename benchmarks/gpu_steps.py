@@ -1,17 +1,23 @@
 """The workloads of `gpu.py`: the phased step, and plain PyTorch's."""
 
+import contextlib
 import math
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import popxl
+import popxl_addons as addons
 import torch
-from popxl_engine.machine.device import device_named
+from popxl_engine.kernels.linalg import matrix_product
+from popxl_engine.machine.device import Pages, device_named
+from popxl_engine.machine.machine import Machine
+from popxl_engine.machine.paging import HostStore
 from popxl_engine.machine.paging.paged_buffer import in_blocks, nbytes_of
-from popxl_engine.planner.measuring import host_rate
 from popxl_engine.residency import AUTO
 from torch.profiler import ProfilerActivity, profile
 
@@ -24,28 +30,71 @@ from popxl_gpt.config.presets import override, preset
 from popxl_gpt.config.schema import Config, Execution, Model, Training
 from popxl_gpt.execution.planning.model_size import flops_per_token, parameter_count
 from popxl_gpt.execution.pretraining import training_program
-from popxl_gpt.utils.runtime import file_traffic, planner
+from popxl_gpt.execution.variables import write
+from popxl_gpt.modelling.gpt import model_table
+from popxl_gpt.utils.runtime import file_traffic, planner, session_device
 
+LINK_BYTES = 2**28
+"""The size of a transfer by which the link is measured."""
 ONE_LAYER = 1.1
 """Times what a program needs at least: the device's memory with one layer of it there."""
+MOVED = {
+    "read_bytes": "to_device_bytes",
+    "written_bytes": "from_device_bytes",
+    "waited": "waited_seconds",
+}
+"""What is kept of what a session counts, and as what."""
 
 
 # What the machine does at most
 
 
-def product_rate(device: torch.device, dtype: str, rows: int, model: Model) -> float:
-    """FLOP/s of the feed-forward layer's first product, the best of some."""
-    element, hidden = getattr(torch, dtype), model.hidden_size
-    columns = (2 if model.has_gate else 1) * model.feed_forward
-    lhs = torch.randn(rows, hidden, dtype=element, device=device)
-    rhs, times = torch.randn(columns, hidden, dtype=element, device=device).t(), []
-    for _ in range(10):
+def link(device: str, nbytes: int) -> Figures:
+    """Bytes/s to the device, from it, and both at once, by the copies that rows travel with."""
+    place = device_named(device)
+    store, memory = HostStore(2 * nbytes, place), place.memory(2 * nbytes).bytes
+    ways: dict[str, Callable[[], None]] = {
+        "to": lambda: store.read(0, memory[:nbytes]),
+        "from": lambda: store.write(nbytes, memory[nbytes:]),
+    }
+
+    def seconds(names: Sequence[str]) -> float:
+        jobs = [threading.Thread(target=ways[name]) for name in names]
         begin = time.perf_counter()
-        for _ in range(5):
-            torch.mm(lhs, rhs)
-        synchronize(device)
-        times.append((time.perf_counter() - begin) / 5)
-    return 2 * rows * hidden * columns / min(times)
+        for job in jobs:
+            job.start()
+        for job in jobs:
+            job.join()
+        return time.perf_counter() - begin
+
+    found: Figures = {}
+    for name, names in {"to": ("to",), "from": ("from",), "both": ("to", "from")}.items():
+        found[name] = len(names) * nbytes / min(seconds(names) for _ in range(5))
+    return found
+
+
+def product_rates(device: torch.device, dtype: str, rows: int, model: Model) -> Figures:
+    """FLOP/s of the feed-forward layer's first product, and of the engine's logits, the best of
+    some.
+    """
+    element, hidden = getattr(torch, dtype), model.hidden_size
+    lhs = torch.randn(rows, hidden, dtype=element, device=device)
+
+    def rate(multiply: Callable[..., torch.Tensor], columns: int) -> float:
+        rhs, times = torch.randn(columns, hidden, dtype=element, device=device).t(), []
+        for _ in range(10):
+            begin = time.perf_counter()
+            for _ in range(5):
+                multiply(lhs, rhs)
+            synchronize(device)
+            times.append((time.perf_counter() - begin) / 5)
+        return 2 * rows * hidden * columns / min(times)
+
+    wide = 2 if model.has_gate else 1
+    return {
+        "up": rate(torch.mm, wide * model.feed_forward),
+        "logits": rate(matrix_product, model.vocabulary_size),
+    }
 
 
 def ceilings(options: Figures, config: Config) -> Figures:
@@ -53,8 +102,8 @@ def ceilings(options: Figures, config: Config) -> Figures:
     device = torch.device(options["device"])
     rows = config.execution.micro_batch_size * config.model.sequence_length
     found = {
-        "link": host_rate(device_named(options["device"])),
-        "product": product_rate(device, config.model.precision, rows, config.model),
+        "link": link(options["device"], 2**16 if options["small"] else LINK_BYTES),
+        "products": product_rates(device, config.model.precision, rows, config.model),
         "card": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
         "cuda": torch.version.cuda,
         "dtype": config.model.precision,
@@ -97,8 +146,8 @@ def busy(spans: Sequence[tuple[int, int]]) -> int:
 
 
 def record(device: torch.device, step: Callable[[], object], timeline: str | None) -> Figures:
-    """Share of a step in which the device computes nothing; on a processor its operators stand for
-    kernels. Recording delays a host that the device waits for.
+    """Share of a step in which the device computes nothing, and seconds of its copies each way; on
+    a processor its operators stand for kernels. Recording delays a host that the device waits for.
     """
     on_gpu = device.type == "cuda"
     kind = ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU
@@ -111,18 +160,30 @@ def record(device: torch.device, step: Callable[[], object], timeline: str | Non
         recorded.export_chrome_trace(timeline)
     events = recorded.profiler.kineto_results.events()
     where = torch.autograd.DeviceType.CUDA if on_gpu else torch.autograd.DeviceType.CPU
-    kernels = [
-        (event.start_ns(), event.start_ns() + event.duration_ns())
-        for event in events
-        if event.device_type() == where
-        and not event.is_user_annotation()
-        and not event.name().startswith("Mem")  # copies, and memory that is set
-    ]
+    kernels, copies = [], {"to": 0, "from": 0}
+    for event in events:
+        name = event.name()
+        if event.device_type() != where or event.is_user_annotation():
+            continue
+        if name.startswith(("Memcpy HtoD", "Memcpy DtoH")):
+            copies["to" if "HtoD" in name else "from"] += event.duration_ns()
+        elif not name.startswith("Mem"):
+            kernels.append((event.start_ns(), event.start_ns() + event.duration_ns()))
     return {
         "idle": 1 - busy(kernels) / took,
         "recorded_seconds": took / 1e9,
+        "copying_seconds": {way: nanoseconds / 1e9 for way, nanoseconds in copies.items()},
         "timeline": Path(timeline).name if timeline is not None else None,
     }
+
+
+def finished(device: torch.device, step: Callable[[], object], timeline: str | None) -> Figures:
+    """Most bytes that were allocated on a GPU, and that torch took of it, and a recorded step."""
+    found = {}
+    if device.type == "cuda":
+        found["device_peak_bytes"] = torch.cuda.max_memory_allocated(device)
+        found["device_reserved_bytes"] = torch.cuda.max_memory_reserved(device)
+    return found | record(device, step, timeline)
 
 
 # The phased step
@@ -186,55 +247,95 @@ def plan_of(config: Config, options: Figures) -> Figures:
     }
 
 
-class GPUWorkload:
-    """A run's configuration, and what it tells of itself."""
-
-    def __init__(self, options: Figures):
-        self.options, self.device = options, torch.device(options["device"])
-        self.config = config_of(options)
-        self.told = ceilings(options, self.config) | size_of(self.config, options["layers"])
-
-    def finish(self) -> Figures:
-        """Most bytes that were allocated on a GPU, and that torch took of it, and a recorded
-        step.
-        """
-        found = {}
-        if self.device.type == "cuda":
-            found["device_peak_bytes"] = torch.cuda.max_memory_allocated(self.device)
-            found["device_reserved_bytes"] = torch.cuda.max_memory_reserved(self.device)
-        return found | record(self.device, partial(self.step, 1), self.options["timeline"])
+def draw_weights(session: addons.TaskSession, config: Config, device: torch.device) -> None:
+    """Fresh weights: matrices are drawn where rows are, and go to no array of the host."""
+    machine, variables = session._engine.machine, session.state.weights.to_dict()
+    rows, generator = machine.replicas[0].rows, torch.Generator(device).manual_seed(0)
+    for name, parameter in model_table(config.model).items():
+        variable = variables[name]
+        if len(parameter.shape) == 1:
+            write(session, {variable: parameter.initial(name, config.training.seed)})
+            continue
+        location = variable.location_info
+        buffer = rows[location.buffer]
+        with torch.no_grad(), machine.turn():
+            drawn = torch.empty(buffer.shape, dtype=buffer.dtype, device=device)
+            drawn.normal_(std=config.model.initial_std, generator=generator)
+            buffer.store(location.offset, drawn)
 
 
-class PhasedWorkload(GPUWorkload):
+class PhasedWorkload:
     """The phased step with so much of the device's memory."""
 
     def __init__(self, options: Figures):
-        super().__init__(options)
-        plan = plan_of(self.config, options)
+        self.options, self.device = options, torch.device(options["device"])
+        self.start_up: dict[str, float] = {}
+        self.config = config_of(options)
+        with self.timed("ceilings"):
+            self.told = ceilings(options, self.config)
+        with self.timed("planning"):
+            self.plan = plan_of(self.config, options)
         if options["memory"]:
-            self.config = override(self.config, device_memory=plan["device"])
-        self.trainer = PhasedTrainer(self.config)
-        synchronize(self.device)
+            self.config = override(self.config, device_memory=self.plan["device"])
+        with self.timed("program"):
+            ir, streams, state = training_program(self.config)
+        with self.timed("session"), self.timed_parts():
+            device = session_device(options["device"])
+            session = addons.TaskSession(streams.inputs, streams.outputs, state, 1, ir, device)
+        with self.timed("drawing"):
+            draw_weights(session, self.config, self.device)
+            synchronize(self.device)
+        self.trainer = PhasedTrainer(self.config, session=session)
+        self.told |= size_of(self.config, options["layers"])
+        self.told |= {"start_up": self.start_up, "plan": self.plan}
         traffic = file_traffic(self.trainer.session)
-        self.told |= {"plan": plan, "pinned_bytes": traffic.file_bytes if traffic else 0}
+        self.told |= {"pinned_bytes": 0 if traffic is None else traffic.file_bytes}
+
+    @contextlib.contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Add the block's seconds to those with a name."""
+        begin = time.perf_counter()
+        yield
+        self.start_up[name] = self.start_up.get(name, 0.0) + time.perf_counter() - begin
+
+    @contextlib.contextmanager
+    def timed_parts(self) -> Iterator[None]:
+        """Inside the block, time how long it takes to touch pages of the host, to lock them, and to
+        fill rows of moments and gradients.
+        """
+        parts = {"touching": (Pages, "__init__"), "page-locking": (Pages, "lock")}
+        parts["filling"] = (Machine, "take_over")
+        with contextlib.ExitStack() as stack:
+            for name, (owner, method) in parts.items():
+                timed = self.timed(name)(getattr(owner, method))
+                stack.enter_context(mock.patch.object(owner, method, timed))
+            yield
 
     def step(self, count: int) -> Figures:
-        """Calls of the session; the loss of the last, and what steps moved and waited for."""
-        figures = self.trainer.step(count * self.config.execution.device_iterations)
+        """Calls of the session; the loss of the last, and what each moved and waited for."""
+        steps = self.config.execution.device_iterations
+        figures = self.trainer.step(count * steps)
         synchronize(self.device)
-        return {**self.told, **figures}
+        moved = {told: steps * figures.pop(name) for name, told in MOVED.items() if name in figures}
+        return {**self.told, **figures, **moved}
+
+    def finish(self) -> Figures:
+        """Device memory, and a recorded step."""
+        return finished(self.device, partial(self.step, 1), self.options["timeline"])
 
 
 # Plain PyTorch
 
 
-class PlainWorkload(GPUWorkload):
+class PlainWorkload:
     """The step in plain PyTorch: compiled, fused attention and AdamW, each block's activations
     computed again; float32 weights. FSDP2 keeps all state on the host.
     """
 
     def __init__(self, options: Figures):
-        super().__init__(options)
+        self.options, self.device = options, torch.device(options["device"])
+        self.config = config_of(options)
+        self.told = ceilings(options, self.config) | size_of(self.config, options["layers"])
         training = PlainTraining(steps=1000, learning_rate=1e-4, weight_decay=0.1, max_norm=1.0)
         with self.device:  # drawn there
             gpt = PlainLlama(self.config.model)
@@ -249,3 +350,7 @@ class PlainWorkload(GPUWorkload):
         figures = self.plain.step(count)
         synchronize(self.device)  # the optimizer comes after the loss
         return {**self.told, **figures}
+
+    def finish(self) -> Figures:
+        """Device memory, and a recorded step."""
+        return finished(self.device, partial(self.step, 1), self.options["timeline"])

@@ -7,6 +7,7 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
+from popxl_addons import TaskSession
 
 from benchmarks.harness import Figures
 from popxl_gpt.config.presets import override
@@ -43,12 +44,18 @@ class PhasedTrainer:
 
     Args:
         batches: endless (ids, labels), each int [global_batch_size, sequence]; default: random.
+        session: of the configuration; default: with fresh weights.
     """
 
-    def __init__(self, config: Config, batches: Iterator[Batch] | None = None):
+    def __init__(
+        self,
+        config: Config,
+        batches: Iterator[Batch] | None = None,
+        session: TaskSession | None = None,
+    ):
         self.config, self.done = config, 0
         self.batches = batches or random_batches(config.training.global_batch_size, config.model)
-        self.session = pretraining(config)
+        self.session = pretraining(config) if session is None else session
         self.session.__enter__()  # the process ends with the workload
 
     def step(self, count: int) -> Figures:
