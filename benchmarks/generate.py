@@ -11,6 +11,7 @@ with `--processor_time` counts what a thread works, and not what it waits for ot
 import statistics
 import sys
 import time
+from itertools import product
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -19,6 +20,7 @@ import numpy as np  # noqa: E402
 
 from benchmarks.harness import (  # noqa: E402
     BenchmarkError,
+    Columns,
     Figures,
     Flags,
     Variant,
@@ -28,7 +30,7 @@ from benchmarks.harness import (  # noqa: E402
     main_or_worker,
     make_parser,
     measure,
-    table,
+    show,
 )
 from popxl_gpt.config.presets import preset  # noqa: E402
 from popxl_gpt.config.schema import Config  # noqa: E402
@@ -67,8 +69,8 @@ class Phased:
     def __init__(self, options: Figures):
         self.clock = CLOCKS[options["processor_time"]]
         self.prompts, self.tokens = prompts(options).tolist(), options["tokens"]
-        config, texts, longest = configuration(options), options["batch"], options["prompt"]
-        self.model = CachedModel(config, texts, longest, self.tokens)
+        sizes = (options["batch"], options["prompt"], self.tokens)
+        self.model = CachedModel(configuration(options), *sizes)
         with fresh_weights(self.model.config) as weights:
             write_whole_weights(self.model.session, self.model.config, weights)
         self.model.session.__enter__()  # the process ends with the workload
@@ -137,16 +139,11 @@ def bytes_per_token(options: Figures) -> float:
     return (weights + cached) * size
 
 
-def read_speed(options: Figures) -> float:
-    """Bytes per second at which this machine reads memory, the best of several times."""
-    import torch
+def read_speed() -> float:
+    """Bytes per second at which this machine reads memory."""
+    from popxl_engine.planner.measuring import copy_rate, read_rate  # not at the top: loads torch
 
-    block, clock, seconds = torch.ones(2**27), CLOCKS[options["processor_time"]], []
-    for _ in range(7):
-        begin = clock()
-        block.sum()
-        seconds.append(clock() - begin)
-    return block.numel() * block.element_size() / min(seconds)
+    return read_rate() or 2 * copy_rate()  # without a compiler
 
 
 def speeds(rounds: "list[list[float]]") -> "tuple[float, float]":
@@ -159,9 +156,9 @@ def speeds(rounds: "list[list[float]]") -> "tuple[float, float]":
 def compare(options: Figures, rounds: int) -> Figures:
     """Both in alternation, in one case."""
     variants = [Variant(name=name, options={**options, "variant": name}) for name in (OURS, THEIRS)]
-    before = read_speed(options)
+    before = read_speed()
     found = measure(Path(__file__), variants, rounds=rounds, warmup=1)
-    speed = max(before, read_speed(options))
+    speed = max(before, read_speed())
     (first, ours), (their_first, theirs) = (
         speeds([step["times"] for step in measured.steps[1:]]) for measured in found
     )
@@ -176,7 +173,16 @@ def compare(options: Figures, rounds: int) -> Figures:
     }
 
 
-HEADERS = ("case", OURS, THEIRS, "limit", "speedup", "of the limit", "first token", "theirs")
+COLUMNS: Columns = {
+    "case": "{dtype:<8} prompt {prompt:>3} batch {batch}".format_map,
+    OURS: "{tokens_per_second[phased]:6.1f} tok/s".format_map,
+    THEIRS: "{tokens_per_second[transformers]:6.1f} tok/s".format_map,
+    "limit": "{tokens_per_second[limit]:6.1f} tok/s".format_map,
+    "speedup": "{speedup:.2f}x".format_map,
+    "of the limit": "{share_of_limit:6.0%}".format_map,
+    "first token": "{first_token_seconds[phased]:7.3f} s".format_map,
+    "theirs": "{first_token_seconds[transformers]:7.3f} s".format_map,
+}
 FLAGS: Flags = {
     "--dtypes": {"nargs": "+", "choices": SIZES, "default": list(SIZES)},
     "--prompts": {"nargs": "+", "type": int, "default": [16, 512], "help": "tokens of each"},
@@ -188,18 +194,6 @@ FLAGS: Flags = {
 }
 
 
-def row(case: Figures) -> list[str]:
-    """A line of the table."""
-    rate, first = case["tokens_per_second"], case["first_token_seconds"]
-    return [
-        f"{case['dtype']:<8} prompt {case['prompt']:>3} batch {case['batch']}",
-        *(f"{rate[name]:6.1f} tok/s" for name in (OURS, THEIRS, "limit")),
-        f"{case['speedup']:.2f}x",
-        f"{case['share_of_limit']:6.0%}",
-        *(f"{first[name]:7.3f} s" for name in (OURS, THEIRS)),
-    ]
-
-
 def main() -> int:
     """Compare in every case, print a table and a line of JSON. Returns the exit code."""
     arguments = make_parser(__doc__, FLAGS).parse_args()
@@ -207,13 +201,10 @@ def main() -> int:
         raise BenchmarkError("generate.py: expected at least 3 tokens, and 1 of everything else.")
     fixed = {name: getattr(arguments, name) for name in ("tokens", "layers", "processor_time")}
     results = []
-    for dtype in arguments.dtypes:
-        for prompt in arguments.prompts:
-            for batch in arguments.batches:
-                case = {"dtype": dtype, "prompt": prompt, "batch": batch, **fixed}
-                results.append(compare(case, arguments.rounds))
-                lines = table(HEADERS, [row(results[-1])]).splitlines()
-                print("\n".join(lines[2 * (len(results) > 1) :]), flush=True)
+    for case in product(arguments.dtypes, arguments.prompts, arguments.batches):
+        options = fixed | dict(zip(("dtype", "prompt", "batch"), case))
+        results.append(compare(options, arguments.rounds))
+    show(COLUMNS, results)
     return ended("generate", arguments, met=None, cases=results)
 
 

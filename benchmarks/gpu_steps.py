@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from unittest import mock
 
-import numpy as np
 import popxl
 import popxl_addons as addons
 import torch
@@ -22,11 +21,11 @@ from popxl_engine.machine.paging.paged_buffer import in_blocks, nbytes_of
 from popxl_engine.residency import AUTO
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks import offloading
 from benchmarks.harness import Figures
 from benchmarks.phased import PhasedTrainer, random_batches
-from benchmarks.plain_gpt import PlainTrainer, PlainTraining
+from benchmarks.plain_gpt import PlainTraining
 from benchmarks.plain_llama import PlainLlama
+from benchmarks.plain_steps import PlainSteps, trainer_of
 from popxl_gpt.config.presets import override, preset
 from popxl_gpt.config.schema import Config, Execution, Model, Training
 from popxl_gpt.execution.planning.model_size import flops_per_token, parameter_count
@@ -286,10 +285,11 @@ class PhasedWorkload:
         with self.timed("drawing"):
             draw_weights(session, self.config, self.device)
             synchronize(self.device)
-        self.trainer = PhasedTrainer(self.config, random_batches(self.config), session)
+        self.trainer = PhasedTrainer(self.config, session=session)
         self.told |= size_of(self.config, options["layers"])
         self.told |= {"start_up": self.start_up, "plan": self.plan}
-        self.told |= {"pinned_bytes": self.traffic().get("file_bytes", 0)}
+        traffic = file_traffic(self.trainer.session)
+        self.told |= {"pinned_bytes": 0 if traffic is None else traffic.file_bytes}
 
     @contextlib.contextmanager
     def timed(self, name: str) -> Iterator[None]:
@@ -311,19 +311,13 @@ class PhasedWorkload:
                 stack.enter_context(mock.patch.object(owner, method, timed))
             yield
 
-    def traffic(self) -> Figures:
-        """What the session has moved and waited for so far, where rows move."""
-        found = file_traffic(self.trainer.session)
-        return {} if found is None else {**vars(found), "waited": found.waited}
-
     def step(self, count: int) -> Figures:
         """Calls of the session; the loss of the last, and what each moved and waited for."""
-        before = self.traffic()
-        figures = self.trainer.step(count * self.config.execution.device_iterations)
+        steps = self.config.execution.device_iterations
+        figures = self.trainer.step(count * steps)
         synchronize(self.device)
-        after = self.traffic()
-        moved = {told: after[name] - before[name] for name, told in MOVED.items() if after}
-        return {**self.told, **figures, **{told: value / count for told, value in moved.items()}}
+        moved = {told: steps * figures.pop(name) for name, told in MOVED.items() if name in figures}
+        return {**self.told, **figures, **moved}
 
     def finish(self) -> Figures:
         """Device memory, and a recorded step."""
@@ -340,29 +334,22 @@ class PlainWorkload:
 
     def __init__(self, options: Figures):
         self.options, self.device = options, torch.device(options["device"])
-        self.random, self.config = np.random.default_rng(0), config_of(options)
+        self.config = config_of(options)
         self.told = ceilings(options, self.config) | size_of(self.config, options["layers"])
         training = PlainTraining(steps=1000, learning_rate=1e-4, weight_decay=0.1, max_norm=1.0)
         with self.device:  # drawn there
             gpt = PlainLlama(self.config.model)
-        kept = {"dtype": getattr(torch, options["dtype"]), "compiled": not options["small"]}
-        if options["kind"] == "FSDP2":
-            offloading.start_alone(self.device.type)
-            make = partial(offloading.ShardedTrainer, device=self.device.type)
-            self.trainer = make(gpt, training, **kept)
-        else:
-            self.trainer = PlainTrainer(gpt, training, **kept)
+        how = {"offloads": options["kind"] == "FSDP2", "compiled": not options["small"]}
+        how |= {"device": options["device"], "dtype": getattr(torch, options["dtype"])}
+        trainer = trainer_of(gpt, training, **how)
+        batches = random_batches(options["batch"], self.config.model)
+        self.plain = PlainSteps(trainer, batches, options["micro_batch"], options["device"])
 
     def step(self, count: int) -> Figures:
         """Optimizer steps; the loss of the last."""
-        model, execution = self.config.model, self.config.execution
-        shape = (self.config.training.global_batch_size, model.sequence_length + 1)
-        for _ in range(count):
-            tokens = torch.from_numpy(self.random.integers(0, model.vocabulary_size, shape))
-            parts = tokens.to(self.device).split(execution.micro_batch_size)
-            loss = self.trainer.step([(part[:, :-1], part[:, 1:]) for part in parts])
+        figures = self.plain.step(count)
         synchronize(self.device)  # the optimizer comes after the loss
-        return {**self.told, "loss": loss}
+        return {**self.told, **figures}
 
     def finish(self) -> Figures:
         """Device memory, and a recorded step."""

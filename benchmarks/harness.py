@@ -10,13 +10,14 @@ import functools
 import json
 import os
 import platform
+import re
 import select
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +33,11 @@ KEEP_FREED_MEMORY = {
 faulting them in again.
 """
 
+LAST_WORDS = 15
+"""Lines that a program which fails printed last."""
+
 Figures = dict[str, Any]
+Arguments = argparse.Namespace
 
 
 class Workload(Protocol):
@@ -135,42 +140,34 @@ class VariantProcess:
         """Send a command. Raises BenchmarkError when the process dies or says nothing for `timeout`
         seconds.
         """
-        try:
+        with suppress(BrokenPipeError):  # it has died: its output is at an end
             self.process.stdin.write(json.dumps({"command": command, **arguments}) + "\n")
             self.process.stdin.flush()
-        except BrokenPipeError:
-            self._fail("died")
         ready, _, _ = select.select([self.process.stdout], [], [], self.timeout)
         line = self.process.stdout.readline() if ready else ""
-        if not line:
-            self._fail(
-                "died" if ready else f"gave no answer to '{command}' for {self.timeout:.0f} s"
-            )
-        return json.loads(line)
+        if line:
+            return json.loads(line)
+        what = f"gave no answer to '{command}' for {self.timeout:.0f} s"
+        if ready:
+            what = f"died with exit code {self.process.wait()}"
+        else:
+            self.process.kill()
+        self.errors.seek(0)
+        words = self.errors.read().strip().splitlines()[-LAST_WORDS:]
+        raise BenchmarkError(
+            "\n".join([f"variant '{self.variant.name}' {what}; its last words:", *words])
+        )
 
     def stop(self) -> None:
         """End the process; kill it if closing its input is not enough."""
         with suppress(BrokenPipeError):  # what it could not be told any more
             self.process.stdin.close()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        self.process.kill()
+        self.process.wait()
         self.process.stdout.close()
         self.errors.close()
-
-    def _fail(self, what: str) -> None:
-        if what == "died":
-            self.process.wait()
-            what = f"died with exit code {self.process.returncode}"
-        else:
-            self.process.kill()
-        self.errors.seek(0)
-        words = self.errors.read().strip().splitlines()[-15:]
-        raise BenchmarkError(
-            "\n".join([f"variant '{self.variant.name}' {what}; its last words:", *words])
-        )
 
 
 def measure(
@@ -197,8 +194,7 @@ def measure(
         for variant in variants:
             running.append(VariantProcess(script, variant, timeout))
             running[-1].ask("build")
-        seconds: dict[str, list[tuple[float, float]]] = {variant.name: [] for variant in variants}
-        steps: dict[str, list[Figures]] = {variant.name: [] for variant in variants}
+        replies: dict[str, list[Figures]] = {variant.name: [] for variant in variants}
         growth = 0
         for number in range(warmup + rounds):
             for process in running if number % 2 == 0 else reversed(running):
@@ -210,23 +206,18 @@ def measure(
                         "without room all would wait for the disk. Measure fewer variants at a "
                         "time."
                     )
-                reply = process.ask("step", count=steps_per_round)
+                replies[process.variant.name].append(process.ask("step", count=steps_per_round))
                 growth = max(growth, free - free_bytes())
-                steps[process.variant.name].append(reply["figures"])
-                if number >= warmup:
-                    times = (
-                        reply["seconds"] / steps_per_round,
-                        reply["cpu_seconds"] / steps_per_round,
-                    )
-                    seconds[process.variant.name].append(times)
         ends = {process.variant.name: process.ask("finish") for process in running}
         return [
             Measurement(
                 name=name,
-                seconds=tuple(wall for wall, _ in seconds[name]),
-                cpu_seconds=tuple(cpu for _, cpu in seconds[name]),
-                steps=tuple(steps[name]),
+                seconds=tuple(of["seconds"] / steps_per_round for of in replies[name][warmup:]),
+                cpu_seconds=tuple(
+                    of["cpu_seconds"] / steps_per_round for of in replies[name][warmup:]
+                ),
                 peak_bytes=end["peak_bytes"],
+                steps=tuple(of["figures"] for of in replies[name]),
                 finish=end["finish"],
             )
             for name, end in ends.items()
@@ -271,12 +262,7 @@ def worker(build: Callable[[Figures], Workload], options: Figures) -> None:
 
 def peak_resident_bytes() -> int:
     """Largest resident set of this process so far, in bytes, by the kernel's count."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    raise BenchmarkError(
-        "peak memory: got no VmHWM in /proc/self/status; expected a Linux kernel that counts it."
-    )
+    return 1024 * int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1])
 
 
 def main_or_worker(build: Callable[[Figures], Workload], main: Callable[[], int]) -> None:
@@ -296,6 +282,26 @@ def script(main: Callable[[], int]) -> None:
     except BenchmarkError as error:
         print(error, file=sys.stderr)
         sys.exit(1)
+
+
+def output_of(command: Sequence[str], **more: Any) -> str:
+    """What a program prints, from its start to its end.
+
+    Args:
+        more: for `subprocess.run`.
+
+    Raises:
+        BenchmarkError: it failed; with its last words.
+    """
+    places = {"cwd": ROOT, **more}
+    done = subprocess.run(command, capture_output=True, text=True, **places)
+    if done.returncode:
+        words = "\n".join(done.stderr.strip().splitlines()[-LAST_WORDS:])
+        raise BenchmarkError(
+            f"{' '.join(command)[:200]}: died with exit code {done.returncode}; its last words:\n"
+            f"{words}"
+        )
+    return done.stdout
 
 
 def require_file(path: Path, what: str, remedy: str) -> Path:
@@ -328,32 +334,24 @@ def machine() -> Figures:
 
 
 @functools.cache
-def multiply_ceiling(dtype: str, threads: int | None = None) -> float | None:
-    """FLOP/s of a loop that only multiplies, measured once, in a quarter of a second: see
-    `ceilings.py`. None without a compiler.
+def multiply_ceiling(dtype: str) -> float | None:
+    """FLOP/s of a loop that only multiplies, on PyTorch's threads, measured once, in a quarter of a
+    second: see `ceilings.py`. None without a compiler.
 
     Args:
         dtype: float16 is multiplied as float32, as kernels do.
-        threads: default: PyTorch's.
     """
     import torch  # as in `machine`
     from popxl_engine.planner.measuring import multiply_rate
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads or before)
-    try:
-        return multiply_rate(getattr(torch, dtype), from_cache=False) or None
-    finally:
-        torch.set_num_threads(before)
+    return multiply_rate(getattr(torch, dtype), from_cache=False) or None
 
 
-def ceiling_share(
-    flops: float, seconds: float, dtype: str, threads: int | None = None
-) -> float | None:
+def ceiling_share(flops: float, seconds: float, dtype: str) -> float | None:
     """FLOPs in some time over what that loop would have done in it. Of a model's step its FLOPs are
     `flops_per_token`'s, so that the share is what a run's progress line calls MFU.
     """
-    ceiling = multiply_ceiling(dtype, threads)
+    ceiling = multiply_ceiling(dtype)
     return flops / seconds / ceiling if ceiling else None
 
 
@@ -374,6 +372,16 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         return "  ".join([first, *rest]).rstrip()
 
     return "\n".join([show(headers), "  ".join("-" * width for width in widths), *map(show, rows)])
+
+
+Columns = Mapping[str, Callable[[Figures], str]]
+"""Headers, and what of a row's figures stands below each."""
+
+
+def show(columns: Columns, rows: Iterable[Figures]) -> None:
+    """Print figures as a table."""
+    cells = [[cell(row) for cell in columns.values()] for row in rows]
+    print(table(list(columns), cells), flush=True)
 
 
 Flags = Mapping[str, Mapping[str, Any]]
@@ -398,14 +406,32 @@ def flag(default: Any, words: str | None = None, **more: Any) -> dict[str, Any]:
     return {"type": type(default), "default": default, "help": words} | more
 
 
+def one_of(names: Collection[str]) -> Callable[[str], str]:
+    """The type of a word among names: `choices` of argparse refuse a list without a word."""
+
+    def checked(word: str) -> str:
+        if word not in names:
+            raise argparse.ArgumentTypeError(f"got {word}; expected some of {', '.join(names)}.")
+        return word
+
+    return checked
+
+
 def ended(
-    benchmark: str, arguments: argparse.Namespace, *, met: bool | None, **figures: Any
+    benchmark: str,
+    arguments: Arguments,
+    *,
+    met: bool | None,
+    bar_text: str | None = None,
+    **figures: Any,
 ) -> int:
-    """Print the figures as one line of JSON, the last of every benchmark.
+    """Print the bar, and the figures as one line of JSON, the last of every benchmark.
 
     Returns:
         The exit code: 1 where the bars are to be checked, and are not met or were not measured.
     """
+    if bar_text is not None:
+        print(f"\n{bar_text}: {outcome(bool(met))}")
     figures |= {"benchmark": benchmark, "machine": machine(), "met": met}
     print(json.dumps(figures, sort_keys=True))
     return 1 if getattr(arguments, "check", False) and not met else 0

@@ -13,7 +13,6 @@ over what it took. The traffic of weights and optimizer is the same for every ba
 is for the largest, where the steps come nearest to those in memory.
 """
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -25,7 +24,9 @@ from benchmarks.ceilings import disk_rates  # noqa: E402
 from benchmarks.harness import (  # noqa: E402
     CHECK,
     ROOT,
+    Arguments,
     BenchmarkError,
+    Columns,
     Figures,
     Flags,
     Measurement,
@@ -36,14 +37,11 @@ from benchmarks.harness import (  # noqa: E402
     main_or_worker,
     make_parser,
     measure,
-    outcome,
-    percent,
-    table,
+    show,
 )
-from benchmarks.phased import PhasedTrainer, random_batches  # noqa: E402
+from benchmarks.phased import MOVED, PhasedTrainer  # noqa: E402
 from popxl_gpt.config.schema import Config, Execution, Model, Training  # noqa: E402
 from popxl_gpt.execution.planning.model_size import parameter_count  # noqa: E402
-from popxl_gpt.utils.runtime import file_traffic  # noqa: E402
 
 SHARE = 3
 """State over the limit, at least."""
@@ -58,11 +56,9 @@ activations of a layer.
 SIZES = {"layers": 34, "hidden_size": 768, "heads": 12}
 SIZES |= {"sequence_length": 256, "vocabulary_size": 8192}
 LOOKING_AHEAD = {"in files": {}, "in files, fetched when asked for": {"POPXL_LOOK_AHEAD": "0"}}
-MOVED = ("read_bytes", "written_bytes", "waited")
-"""What is kept of what a session counts, per step."""
 
 
-class Larger:
+class Larger(PhasedTrainer):
     """A training session whose rows are in files, or in memory."""
 
     def __init__(self, options: Figures):
@@ -76,29 +72,17 @@ class Larger:
             stochastic_rounding=True,
         )
         execution = Execution(
-            memmap_dir=options["folder"],
-            host_memory=options["host_memory"],
+            memmap_dir=options.get("folder"),
+            host_memory=options.get("host_memory"),
             device_iterations=options["iterations"],
         )
         config = Config(
             name="larger_than_memory", model=model, training=training, execution=execution
         )
-        self.trainer = PhasedTrainer(config, random_batches(config))
-
-    def step(self, count: int) -> Figures:
-        """Optimizer steps; the last loss, and what was moved and waited for in each."""
-        before = file_traffic(self.trainer.session)
-        figures = self.trainer.step(count)
-        after = file_traffic(self.trainer.session)
-        if after is None:
-            return figures
-        moved = {name: (getattr(after, name) - getattr(before, name)) / count for name in MOVED}
-        return {**figures, **moved, "is_direct": after.is_direct, "file_bytes": after.file_bytes}
+        super().__init__(config)
 
 
-def variants_of(
-    arguments: argparse.Namespace, batch: int, moments: str, limit: int
-) -> list[Variant]:
+def variants_of(arguments: Arguments, batch: int, moments: str, limit: int) -> list[Variant]:
     """In memory, in files, and in files without looking ahead."""
     given = arguments.host_memory
     rows = limit - PROCESS_MIB * 2**20 if given is None else given * 2**20
@@ -108,13 +92,13 @@ def variants_of(
             "rows. Measure a larger model, or give --limit and --host_memory."
         )
     model = {name: getattr(arguments, name) for name in (*SIZES, "precision")}
-    plain = {"model": model, "batch": batch, "moments": moments}
-    plain |= {"iterations": arguments.device_iterations, "folder": None, "host_memory": None}
-    files = {**plain, "folder": arguments.folder, "host_memory": rows}
+    common = {"model": model, "batch": batch, "moments": moments}
+    common |= {"iterations": arguments.device_iterations}
+    files = {"folder": arguments.folder, "host_memory": rows}
     return [
-        Variant(name="in memory", options=plain),
+        Variant(name="in memory", options=common),
         *(
-            Variant(name=name, options=files, environment=environment)
+            Variant(name=name, options=common | files, environment=environment)
             for name, environment in LOOKING_AHEAD.items()
         ),
     ]
@@ -149,27 +133,23 @@ def compare(
     return found
 
 
-def row(batch: int, name: str, figures: Figures) -> list[str]:
-    """A line of the table."""
-    return [
-        f"{batch}, {name}",
-        f"{figures['tokens_per_s']:.1f}",
-        f"{figures['seconds']:.3f}",
-        *(percent(figures[key]) for key in ("spread", "of_memory", "of_bound", "waiting")),
-        *(gib(figures[key]) for key in ("read_bytes", "written_bytes")),
-        gib(figures["peak_bytes"]),
-        "same" if figures["losses_equal"] else "DIFFERENT",
-    ]
-
-
-HEADERS = (
-    *("sequences a step", "tokens/s", "s/step", "spread", "of memory", "of bound", "waiting"),
-    *("read", "written", "peak", "losses"),
-)
+COLUMNS: Columns = {
+    "sequences a step": "{batch}, {name}".format_map,
+    "tokens/s": "{tokens_per_s:.1f}".format_map,
+    "s/step": "{seconds:.3f}".format_map,
+    "spread": "{spread:.0%}".format_map,
+    "of memory": "{of_memory:.0%}".format_map,
+    "of bound": "{of_bound:.0%}".format_map,
+    "waiting": "{waiting:.0%}".format_map,
+    "read": lambda figures: gib(figures["read_bytes"]),
+    "written": lambda figures: gib(figures["written_bytes"]),
+    "peak": lambda figures: gib(figures["peak_bytes"]),
+    "losses": lambda figures: "same" if figures["losses_equal"] else "DIFFERENT",
+}
 
 
 def measured_with(
-    moments: str, batches: list[int], arguments: argparse.Namespace, disk: Figures, model: Model
+    moments: str, batches: list[int], arguments: Arguments, disk: Figures, model: Model
 ) -> Figures:
     """Measure some batches with moments of a type, and print them."""
     width = WIDTHS[arguments.precision] + 2 * WIDTHS[moments]
@@ -181,18 +161,27 @@ def measured_with(
         flush=True,
     )
     found: dict[int, dict[str, Figures]] = {}
-    counts = {"rounds": arguments.rounds, "warmup": arguments.warmup}
-    counts["steps_per_round"] = arguments.device_iterations
     for batch in batches:
-        measured = measure(Path(__file__), variants_of(arguments, batch, moments, limit), **counts)
+        measured = measure(
+            Path(__file__),
+            variants_of(arguments, batch, moments, limit),
+            rounds=arguments.rounds,
+            warmup=arguments.warmup,
+            steps_per_round=arguments.device_iterations,
+        )
         found[batch] = compare(measured, batch * model.sequence_length, disk, limit)
-    lines = [row(batch, name, f) for batch, by in found.items() for name, f in by.items()]
-    print(table(HEADERS, lines))
+    named = [{"batch": b, "name": n, **f} for b, by in found.items() for n, f in by.items()]
+    show(COLUMNS, named)
     in_limit = all(figures["in files"]["within_limit"] for figures in found.values())
     print(f"limit {gib(limit)}: {'kept' if in_limit else 'EXCEEDED'}\n", flush=True)
     met = found[max(found)]["in files"]["of_bound"] >= BAR and in_limit
-    sizes = {"state_bytes": state, "limit_bytes": limit}
-    return {**sizes, "batches": found, "within_limit": in_limit, "met": met}
+    return {
+        "state_bytes": state,
+        "limit_bytes": limit,
+        "batches": found,
+        "within_limit": in_limit,
+        "met": met,
+    }
 
 
 KINDS = list(WIDTHS)
@@ -245,13 +234,12 @@ def main() -> int:
         for number, moments in enumerate(arguments.moments)
     }
     met = all(figures["met"] for figures in found.values())
-    bar = f"at least {100 * BAR:.0f} % of the bound at {largest}, within the limit"
-    print(f"bar: {bar}: {outcome(met)}")
+    bar = f"bar: at least {100 * BAR:.0f} % of the bound at {largest}, within the limit"
     batches = [by_name for figures in found.values() for by_name in figures["batches"].values()]
     if not all(figures["losses_equal"] for by_name in batches for figures in by_name.values()):
         raise BenchmarkError("losses: got others from files than in memory; expected the same bits")
     figures = {"parameters": parameter_count(model), "disk": disk, "moments": found}
-    return ended("larger_than_memory", arguments, met=met, **figures)
+    return ended("larger_than_memory", arguments, met=met, bar_text=bar, **figures)
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ class ShardedTrainer(PlainTrainer):
         if dtype != torch.float32:
             precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
         mesh = init_device_mesh(device, (1,))
-        (blocks,) = (module for module in gpt.modules() if isinstance(module, nn.ModuleList))
+        blocks = next(module for module in gpt.modules() if isinstance(module, nn.ModuleList))
         if compiled:
             for block in blocks:
                 block.compile(dynamic=False)

@@ -9,7 +9,6 @@ them. What a step takes beyond its computation is exposed. The plan beside it ha
 the device's speed from the first run.
 """
 
-import argparse
 import json
 import os
 import statistics
@@ -18,18 +17,19 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.collectives import can_play_machines, machines, outputs  # noqa: E402
 from benchmarks.harness import (  # noqa: E402
     CHECK,
+    Arguments,
+    Columns,
     Figures,
     Flags,
     ended,
     flag,
     make_parser,
-    outcome,
     script,
-    table,
+    show,
 )
+from benchmarks.played_machines import can_play_machines, machines, outputs  # noqa: E402
 from popxl_gpt.config.presets import preset  # noqa: E402
 from popxl_gpt.execution.planning.machine import speeds  # noqa: E402
 from popxl_gpt.execution.planning.options import PlanOptions  # noqa: E402
@@ -46,7 +46,13 @@ UNLIMITED = 100.0
 """Gb/s of a link that takes no time."""
 EXPOSED_BAR, PLAN_BAR = 0.15, 1.1
 """What is exposed with all passes, of the step; that step over the planned one, at most."""
-HEADERS = ("passes", "s/step", "exposed", "planned", "exposed in the plan")
+COLUMNS: Columns = {
+    "passes": "{passes}".format_map,
+    "s/step": "{seconds:.3f}".format_map,
+    "exposed": "{exposed_seconds:.3f}".format_map,
+    "planned": "{planned_seconds:.3f}".format_map,
+    "exposed in the plan": "{planned_exposed_seconds:.3f}".format_map,
+}
 FLAGS: Flags = {
     "--layers": flag(16, "of a model as wide as preset mini"),
     "--share": flag(0.4, "of a step, which messages take with nothing beside them"),
@@ -56,7 +62,7 @@ FLAGS: Flags = {
 }
 
 
-def sizes(arguments: argparse.Namespace) -> dict[str, int]:
+def sizes(arguments: Arguments) -> dict[str, int]:
     """Settings of the run: layers are nearly all of it."""
     return {
         "layers": arguments.layers,
@@ -67,7 +73,7 @@ def sizes(arguments: argparse.Namespace) -> dict[str, int]:
     }
 
 
-def seconds_per_step(gigabits: float, passes: str, arguments: argparse.Namespace) -> float:
+def seconds_per_step(gigabits: float, passes: str, arguments: Arguments) -> float:
     """Seconds of a step over such a link."""
     values = {**sizes(arguments), "measured_runs": arguments.steps, "unmeasured_runs": 2}
     flags = [word for name, value in values.items() for word in (f"--{name}", str(value))]
@@ -77,18 +83,12 @@ def seconds_per_step(gigabits: float, passes: str, arguments: argparse.Namespace
     return float(json.loads(printed[0].splitlines()[-1])["seconds_per_step"])
 
 
-def planned(tflops: float, gigabits: float, passes: str, arguments: argparse.Namespace) -> StepPlan:
+def planned(tflops: float, gigabits: float, passes: str, arguments: Arguments) -> StepPlan:
     """The plan of a step on such devices and such a link."""
     os.environ["POPXL_PASSES"] = passes
     config = preset("mini", **sizes(arguments))
     options = PlanOptions(device_tflops=tflops, link_gbps=gigabits / 8, remote_gbps=20)
     return plan_step(training_program, config, *speeds(config, options))
-
-
-def row(name: str, figures: Figures) -> list[str]:
-    """A line of the table."""
-    keys = ("seconds", "exposed_seconds", "planned_seconds", "planned_exposed_seconds")
-    return [name, *(f"{figures[key]:.3f}" for key in keys)]
 
 
 def main() -> int:
@@ -116,13 +116,13 @@ def main() -> int:
             "planned_exposed_seconds": plan.exposed,
         }
     print(f"computation {compute:.3f} s a step, link {gigabits:.3f} Gb/s\n")
-    print(table(HEADERS, [row(name, figures[name]) for name in PASSES]))
+    show(COLUMNS, [{"passes": name, **of} for name, of in figures.items()])
     last = [*figures.values()][-1]
     met = last["exposed_seconds"] <= EXPOSED_BAR * last["seconds"]
     met = met and last["seconds"] <= PLAN_BAR * last["planned_seconds"]
     bars = f"at most {EXPOSED_BAR} of a step exposed, at most {PLAN_BAR}x the planned step"
-    print(f"\nbars with all passes: {bars}: {outcome(met)}")
-    return ended("overlap", arguments, met=met, compute=compute, gigabits=gigabits, passes=figures)
+    result = {"compute": compute, "gigabits": gigabits, "passes": figures}
+    return ended("overlap", arguments, met=met, bar_text=f"bars with all passes: {bars}", **result)
 
 
 if __name__ == "__main__":

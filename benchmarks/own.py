@@ -28,7 +28,6 @@ of them: other work on a machine distorts processor time least.
 import gc
 import sys
 import tempfile
-from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,12 +38,14 @@ import numpy as np  # noqa: E402
 from benchmarks import own_attention, own_auto, own_data, own_programs, own_steps  # noqa: E402
 from benchmarks.harness import (  # noqa: E402
     CHECK,
+    Arguments,
     Figures,
     Flags,
     Missing,
     ended,
     flag,
     make_parser,
+    one_of,
     outcome,
     script,
     table,
@@ -62,7 +63,7 @@ GROUPS = sorted({case.name.partition(",")[0] for case in CASES})
 CLOCKS = ("clock", "processor")
 HEADERS = ("case", "processor", "clock", "beside", "clock", "compared", "clock", "bar", "verdict")
 FLAGS: Flags = {
-    "groups": {"nargs": "*", "metavar": "GROUP", "help": f"some of {', '.join(GROUPS)}"},
+    "groups": {"nargs": "*", "type": one_of(GROUPS), "help": f"some of {', '.join(GROUPS)}"},
     "--cases": flag("", "only those with this in their names"),
     "--rounds": {
         "type": int,
@@ -75,7 +76,7 @@ FLAGS: Flags = {
 }
 
 
-def measured(case: Case, arguments: Namespace) -> Figures:
+def measured(case: Case, arguments: Arguments) -> Figures:
     """The seconds of a case and of what stands beside it, by the wall and by processors; how they
     compare, in its unit; and the verdict.
     """
@@ -112,7 +113,7 @@ def row(case: Case, figures: Figures) -> list[str]:
     return [*cells, *(verdict if bound else ("", ""))]
 
 
-def chosen(arguments: Namespace) -> Iterator[Case]:
+def chosen(arguments: Arguments) -> Iterator[Case]:
     """The cases that are asked for."""
     for case in CASES:
         group, _, name = case.name.partition(", ")
@@ -124,10 +125,7 @@ def main() -> int:
     """Measure and print; exit code 0, with `--check` 1 when a bar is missed, 2 where a group that
     was asked for misses what it needs.
     """
-    parser = make_parser(__doc__, FLAGS)
-    arguments = parser.parse_args()
-    if unknown := sorted({*arguments.groups} - {*GROUPS}):
-        parser.error(f"GROUP: got {', '.join(unknown)}; expected some of {', '.join(GROUPS)}.")
+    arguments = make_parser(__doc__, FLAGS).parse_args()
     found, missing = {}, set()
     for case in chosen(arguments):
         try:

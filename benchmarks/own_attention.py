@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 
@@ -12,16 +11,8 @@ SEQUENCE, HEADS, WINDOW = 16384, 2, 1024
 DTYPES, WIDTHS = ("float32", "bfloat16"), (64, 128)
 
 
-class Ways(NamedTuple):
+def ways(dtype: str, width: int, *_: object) -> tuple[Callable[[], object], ...]:
     """Calls that attend and differentiate: causally, by PyTorch, and in a window."""
-
-    causal: Callable[[], object]
-    plain: Callable[[], object]
-    window: Callable[[], object]
-
-
-def ways(dtype: str, width: int, *_: object) -> Ways:
-    """The same operands for all."""
     import torch  # not at the top: `--help` is answered at once
     from popxl_engine.kernels.attention import attention_grad, attention_no_probs
 
@@ -43,7 +34,7 @@ def ways(dtype: str, width: int, *_: object) -> Ways:
         y = torch.nn.functional.scaled_dot_product_attention(*leaves, is_causal=True)
         torch.autograd.grad(y, leaves, dy)
 
-    return Ways(partial(ours, None), plainly, partial(ours, WINDOW))
+    return partial(ours, None), plainly, partial(ours, WINDOW)
 
 
 CASES = tuple(

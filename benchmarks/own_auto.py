@@ -1,14 +1,13 @@
 """The choice of `--auto` beside every way to execute a model."""
 
 import time
-from argparse import Namespace
 from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.harness import Flags, flag
+from benchmarks.harness import Arguments, Flags, flag
 from benchmarks.own_cases import RATIO, Case
 from popxl_gpt.config.presets import preset
 from popxl_gpt.execution.planning.axes import in_words, ways
@@ -52,7 +51,7 @@ def choice(model: str, by_processor: bool, seconds: float, rounds: int) -> Choic
     return Choice(times[chosen], times[best], found.seconds)
 
 
-def ready(model: str, flags: Namespace, _: Path) -> Choice:
+def ready(model: str, flags: Arguments, _: Path) -> Choice:
     """The set-up of a model."""
     return choice(model, flags.processor, flags.auto_seconds, flags.rounds or 2)
 

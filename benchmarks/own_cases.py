@@ -1,13 +1,14 @@
 """What a case of `own.py` is made of: seconds, and how two of them compare."""
 
 import time
-from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from benchmarks.harness import Arguments
 
 Clocks = np.ndarray
 """Seconds of the wall and of the processors, float64 [2]."""
@@ -49,7 +50,7 @@ class Case:
 
     name: str
     """Its group, a comma, and what tells it from the others of the group."""
-    ready: Callable[[Namespace, Path], Any]
+    ready: Callable[[Arguments, Path], Any]
     """The set-up, outside all timing: flags and an empty folder, to what is worked on."""
     timed: Callable[[Any], Clocks | float]
     """Seconds, on what is ready."""

@@ -2,12 +2,9 @@
 
 import json
 import os
-import resource
-import subprocess
 import sys
 import tempfile
 import time
-from argparse import Namespace
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,7 +12,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.harness import ROOT, BenchmarkError, Flags, Missing, flag
+from benchmarks.harness import (
+    ROOT,
+    Arguments,
+    BenchmarkError,
+    Flags,
+    Missing,
+    flag,
+    output_of,
+)
 from benchmarks.own_cases import SPEED, Case, Clocks
 from popxl_gpt.data.dataset import TokenDataset
 from popxl_gpt.data.dataset_info import read_info
@@ -86,16 +91,8 @@ FLAGS: Flags = {
 # Loading
 
 
-class Loading(NamedTuple):
-    """A prepared text, and how it is taken."""
-
-    dataset: TokenDataset
-    batch: int
-    rate: float
-
-
-def loading(flags: Namespace, _: Path) -> Loading:
-    """What is prepared."""
+def loading(flags: Arguments, _: Path) -> tuple[TokenDataset, Arguments]:
+    """What is prepared, and how it is taken."""
     info = read_info(flags.data) if flags.data.is_dir() else None
     if info is None:
         raise Missing(
@@ -104,19 +101,19 @@ def loading(flags: Namespace, _: Path) -> Loading:
         )
     files = str(flags.data / "train-*.tfrecord")
     dataset = TokenDataset(files, info["sequence_length"], info["vocabulary_size"])
-    return Loading(dataset, flags.batch, flags.rate)
+    return dataset, flags
 
 
-def waits(ready: Loading) -> tuple[float, float]:
+def waits(ready: tuple[TokenDataset, Arguments]) -> tuple[float, float]:
     """What a consumer of so many tokens a second waits: its share of the time, and the longest
     wait.
     """
-    found = []
-    with BatchLoader(ready.dataset, ready.batch) as loader:
+    (dataset, flags), found = ready, []
+    with BatchLoader(dataset, flags.batch) as loader:
         loader.batch(0)  # nothing is made ahead of it
         begin = time.perf_counter()
         for step in range(1, BATCHES + 1):
-            time.sleep(ready.batch * ready.dataset.sequence_length / ready.rate)
+            time.sleep(flags.batch * dataset.sequence_length / flags.rate)
             asked = time.perf_counter()
             loader.batch(step)
             found.append(time.perf_counter() - asked)
@@ -132,20 +129,21 @@ class Preparing(NamedTuple):
     lines: Path
     tokenizer: Path
     folder: Path
-    flags: Namespace
+    flags: Arguments
     counts: set[int]
     """The numbers of tokens that the ways make: one, if they make the same."""
 
 
-def preparing(flags: Namespace, folder: Path) -> Preparing:
+def preparing(flags: Arguments, folder: Path) -> Preparing:
     """The text; a tokenizer is trained on it."""
-    probe = [flags.datasets_python, "-c", "import datasets, tokenizers"]
-    if subprocess.run(probe, capture_output=True).returncode:
+    try:
+        output_of([flags.datasets_python, "-c", "import datasets, tokenizers"])
+    except BenchmarkError:
         raise Missing(
             f"{flags.datasets_python}: got no package datasets; expected it and tokenizers. "
             "Install them (pip install datasets tokenizers), or name a Python that has them: "
             "--datasets_python."
-        )
+        ) from None
     lines = folder / "text.jsonl"
     texts = (text_source(flags.text) if flags.text else stdlib_source()).documents()
     with open(lines, "w", encoding="utf-8") as file:
@@ -161,15 +159,15 @@ def of_process(ready: Preparing, command: list[str], **more: str) -> tuple[Clock
     environment.
     """
     environment = {**os.environ, **NO_NETWORK, "HF_HOME": str(ready.folder / "cache"), **more}
-    before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    done = subprocess.run(
-        command, capture_output=True, text=True, env=environment, cwd=ready.folder
-    )
-    seconds, after = time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)
-    if done.returncode:
-        raise BenchmarkError(f"{' '.join(command[:3])} failed:\n{done.stderr[-2000:]}")
-    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return np.array([seconds, used]), done.stdout
+    begin = children()
+    printed = output_of(command, env=environment, cwd=ready.folder)
+    return children() - begin, printed
+
+
+def children() -> Clocks:
+    """The clocks of the processes that have ended."""
+    used = os.times()
+    return np.array([used.elapsed, used.children_user + used.children_system])
 
 
 def by_prepare(ready: Preparing) -> tuple[Clocks, int]:

@@ -2,23 +2,22 @@
 
 import json
 import os
-import subprocess
 import sys
 import time
-from argparse import Namespace
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import popxl
 import popxl_addons as addons
 from popxl import ops
 
-from benchmarks.harness import ROOT, BenchmarkError
+from benchmarks.harness import ROOT, Arguments, output_of
 from benchmarks.own_cases import BEYOND, RATIO, Case, Clocks, clocked, now
 
+WIDTH = 8
+"""Of the ops' matrices."""
 SHORT, LONG = 200, 2200
 """Ops of the chains; the difference leaves out what a run costs once."""
 START = """
@@ -55,55 +54,40 @@ def printed(program: str, cache: Path) -> Clocks:
     """The numbers that a program prints, run in a fresh process with a cache folder."""
     environment = {**os.environ, "POPXL_CACHE_DIR": str(cache)}
     command = [sys.executable, "-c", program, str(ROOT), repr(time.time())]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    if done.returncode:
-        raise BenchmarkError(
-            f"overhead: a measured program failed with exit code {done.returncode}:\n{done.stderr}"
-        )
-    return np.array(json.loads(done.stdout.splitlines()[-1]))
+    return np.array(json.loads(output_of(command, env=environment).splitlines()[-1]))
 
 
-def empty(_: Namespace, folder: Path) -> Path:
+def empty(_: Arguments, folder: Path) -> Path:
     """A cache folder with nothing in it."""
     return folder
 
 
-def started(_: Namespace, folder: Path) -> Path:
+def started(_: Arguments, folder: Path) -> Path:
     """A cache folder that a first start has left."""
     printed(START, folder)
     return folder
 
 
-class Chain(NamedTuple):
-    """Ops one after the other: a run of a program, and the same calls of PyTorch."""
-
-    program: Callable[[], object]
-    plain: Callable[[], object]
+Chain = tuple[Callable[[], object], Callable[[], object]]
+"""Ops one after the other: a run of a program, and the same calls of PyTorch."""
 
 
 def chain(name: str, count: int) -> Chain:
     """A chain of so many ops."""
     import torch  # not at the top: `--help` is answered at once
 
-    plain_op = {"add": torch.add, "mul": torch.mul, "matmul": torch.mm}[name]
-    array = np.eye(8, dtype=np.float32)
-    ir = popxl.Ir()
-    with ir.main_graph:
-        x = y = popxl.variable(array)
-        for _ in range(count):
-            y = getattr(ops, name)(y, x)
-        ops.host_store(popxl.d2h_stream(y.shape, y.dtype), y)
-    session = popxl.Session(ir, "cpu")
+    session = popxl.Session(built(name, count)[0], "cpu")
     session.__enter__()  # the process ends with the benchmark
+    op = getattr(torch, name)
 
     def plainly() -> object:
-        a = b = torch.from_numpy(array)
+        a = b = torch.eye(WIDTH)
         with torch.no_grad():
             for _ in range(count):
-                b = plain_op(b, a)
+                b = op(b, a)
         return b
 
-    return Chain(session.run, plainly)
+    return session.run, plainly
 
 
 def chains(name: str, *_: object) -> tuple[Chain, Chain]:
@@ -130,17 +114,17 @@ PARTS: Mapping[str, Callable[[popxl.Ir, addons.GraphWithNamedArgs], Callable[[],
 MICROSECONDS = ("µs an op", 1e6)
 
 
-def built(size: int) -> tuple[popxl.Ir, popxl.Graph]:
-    """A program that calls a graph of so many ops, and that graph."""
+def built(name: str, size: int) -> tuple[popxl.Ir, popxl.Graph]:
+    """A program that calls a graph of so many ops, one after the other, and that graph."""
 
     def chained(t: popxl.Tensor, u: popxl.Tensor) -> popxl.Tensor:
         for _ in range(size):
-            t = ops.mul(t, u)
+            t = getattr(ops, name)(t, u)
         return t
 
     ir = popxl.Ir()
     with ir.main_graph:
-        x = popxl.variable(np.ones(4, np.float32))
+        x = popxl.variable(np.eye(WIDTH, dtype=np.float32))
         graph = ir.create_graph(chained, x, x)
         (y,) = ops.call(graph, x, x)
         ops.host_store(popxl.d2h_stream(y.shape, y.dtype), y)
@@ -150,7 +134,7 @@ def built(size: int) -> tuple[popxl.Ir, popxl.Graph]:
 def per_op(size: int, part: str, _: object) -> Clocks:
     """The seconds of a part, over the ops."""
     begin = now()
-    ir, graph = built(size)
+    ir, graph = built("mul", size)
     seconds = now() - begin
     if part in PARTS:
         seconds = clocked(PARTS[part](ir, addons.GraphWithNamedArgs(graph)))

@@ -1,6 +1,5 @@
 """Steps of training beside the same steps that are recorded or saved."""
 
-from argparse import Namespace
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -9,8 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from benchmarks.harness import Arguments
 from benchmarks.own_cases import MORE, Case, Clocks, clocked, now
-from benchmarks.phased import PhasedTrainer, random_batches
+from benchmarks.phased import PhasedTrainer
 from popxl_gpt.config.presets import override, preset
 from popxl_gpt.config.schema import Checkpoint, Config
 from popxl_gpt.execution.checkpoints.saved_state import Position
@@ -34,7 +34,7 @@ class Run(NamedTuple):
     folder: Path
 
 
-def training(name: str, _: Namespace, folder: Path) -> Run:
+def training(name: str, _: Arguments, folder: Path) -> Run:
     """The set-up of a preset, of the wide model, or of that one with its rows in files, half of
     them in memory at a time.
     """
@@ -42,7 +42,7 @@ def training(name: str, _: Namespace, folder: Path) -> Run:
     config = override(preset("mini" if is_wide else name, **ALONE), **(WIDE if is_wide else {}))
     if name == "files":
         config = override(config, memmap_dir=str(folder / "rows"), host_memory="300MiB")
-    run = Run(PhasedTrainer(config, random_batches(config)), folder)
+    run = Run(PhasedTrainer(config), folder)
     run.trainer.step(1)
     return run
 
@@ -61,8 +61,8 @@ def place(run: Run) -> tuple[Any, Config, Path, Position]:
 
 def reading(run: Run) -> Clocks:
     """What training waits for before the next step begins."""
-    begin = now()
-    saving = begin_save(*place(run))
+    where, begin = place(run), now()
+    saving = begin_save(*where)
     seconds = now() - begin
     saving.finish()
     return seconds

@@ -2,7 +2,7 @@
 would use it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
@@ -17,18 +17,25 @@ from popxl_gpt.execution.host import run_steps
 from popxl_gpt.execution.inference.inference import evaluate, evaluation
 from popxl_gpt.execution.pretraining import pretraining
 from popxl_gpt.execution.variables import copy_weights
+from popxl_gpt.utils.runtime import file_traffic
 
 Batch = tuple[np.ndarray, np.ndarray]
+MOVED = ("read_bytes", "written_bytes", "waited")
+"""What is kept of what a session counts, per step."""
 MOST_EVALUATED = 64
 """Windows that are evaluated at a time, or fewer, whose number divides that of all."""
 
 
-def random_batches(config: Config) -> Iterator[Batch]:
-    """Random tokens without an end, the same every time."""
+def random_batches(sequences: int, model: Any) -> Iterator[Batch]:
+    """Random tokens without an end, the same every time: (ids, labels), each int [sequences, S].
+
+    Args:
+        model: has a sequence length and a vocabulary size.
+    """
     random = np.random.default_rng(0)
-    shape = (config.training.global_batch_size, config.model.sequence_length + 1)
     while True:
-        tokens = random.integers(0, config.model.vocabulary_size, shape)
+        shape = (sequences, model.sequence_length + 1)
+        tokens = random.integers(0, model.vocabulary_size, shape)
         yield tokens[:, :-1], tokens[:, 1:]
 
 
@@ -36,37 +43,44 @@ class PhasedTrainer:
     """A training session and the optimizer steps it has done.
 
     Args:
-        batches: endless (ids, labels), each int [global_batch_size, sequence].
+        batches: endless (ids, labels), each int [global_batch_size, sequence]; default: random.
         session: of the configuration; default: with fresh weights.
     """
 
     def __init__(
         self,
         config: Config,
-        batches: Iterator[Batch],
+        batches: Iterator[Batch] | None = None,
         session: TaskSession | None = None,
     ):
-        self.config, self.batches, self.done = config, batches, 0
+        self.config, self.done = config, 0
+        self.batches = batches or random_batches(config.training.global_batch_size, config.model)
         self.session = pretraining(config) if session is None else session
         self.session.__enter__()  # the process ends with the workload
 
     def step(self, count: int) -> Figures:
-        """Optimizer steps, a multiple of those of a run; the loss of the last."""
+        """Optimizer steps, a multiple of those of a run; the loss of the last, and where rows move
+        what each moved and waited for.
+        """
+        before = file_traffic(self.session)
         iterations = self.config.execution.device_iterations
         for _ in range(count // iterations):
             ids, labels = (np.concatenate(part) for part in zip(*islice(self.batches, iterations)))
             rates = [learning_rate(self.config.training, self.done + i) for i in range(iterations)]
             results = run_steps(self.session, self.config, ids, labels, rates)
             self.done += iterations
-        return {"loss": results[-1].loss}
+        figures = {"loss": results[-1].loss}
+        if before is not None:
+            after = file_traffic(self.session)
+            for name in MOVED:
+                figures[name] = (getattr(after, name) - getattr(before, name)) / count
+        return figures
 
 
 class PhasedSteps(PhasedTrainer):
-    """`train_step.py`'s workload; each of `batches` is a step's micro-batches, and `options` may
-    have `settings` beyond its own.
-    """
+    """`train_step.py`'s workload."""
 
-    def __init__(self, options: Figures, batches: Iterator[list[Batch]]):
+    def __init__(self, options: Figures):
         micro_batch, accumulation = options["micro_batch_size"], options["accumulation"]
         config = Config(
             name="train_step",
@@ -90,36 +104,17 @@ class PhasedSteps(PhasedTrainer):
                 recomputation=options["recomputation"],
             ),
         )
-        config = override(config, **options.get("settings", {}))
-        whole = (tuple(np.concatenate(part) for part in zip(*step)) for step in batches)
-        super().__init__(config, whole)
+        super().__init__(config)
 
 
 class PhasedRun(PhasedTrainer):
-    """`shakespeare.py`'s workload; `text` gives batches and validation windows, and `options` may
-    have `settings` beyond its own. After its last step it waits for others that have more.
+    """`shakespeare.py`'s workload; `text` gives batches and validation windows. After its last step
+    it waits for others that have more.
     """
 
-    def __init__(
-        self,
-        options: Figures,
-        text: Any,
-        model: Mapping[str, Any],
-        training: Mapping[str, Any],
-        batch: int,
-    ):
-        self.text, self.sequence = text, model["sequence_length"]
-        seed = options["seed"]
-        config = Config(
-            name="shakespeare",
-            model=Model(**model, vocabulary_size=text.vocabulary_size, dropout=0.0),
-            training=Training(
-                steps=options["steps"], global_batch_size=batch, seed=seed, **training
-            ),
-            execution=Execution(micro_batch_size=batch, recomputation=False),
-        )
-        config = override(config, **options.get("settings", {}))
-        super().__init__(config, text.batches(seed, self.sequence))
+    def __init__(self, config: Config, text: Any):
+        self.text, self.sequence = text, config.model.sequence_length
+        super().__init__(config, text.batches(config.training.seed, self.sequence))
 
     def step(self, count: int) -> Figures:
         """Optimizer steps, as far as there are any left; the loss of the last."""

@@ -16,7 +16,6 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +45,6 @@ class PlainModel:
     """How to write the same function: 0.5·x·(1 + tanh u) or x·sigmoid(2u). The second is for
     compilers.
     """
-    recomputation: bool = False
-    """Keep only what goes into each block, and compute it again on the way back."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,7 +188,7 @@ class PlainGPT(nn.Module):
         """Scores of the next token: ids [B, S] -> [B, S, V]."""
         x = self.drop(self.wte(ids) + self.wpe.weight[: ids.shape[1]])
         for block in self.h:
-            x = checkpoint(block, x, use_reentrant=False) if self.model.recomputation else block(x)
+            x = block(x)
         return F.linear(self.ln_f(x), self.wte.weight)
 
     def forward(self, ids: Tensor, labels: Tensor) -> Tensor:

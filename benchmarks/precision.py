@@ -35,7 +35,8 @@ from benchmarks.harness import (  # noqa: E402
     table,
 )
 from benchmarks.phased import PhasedRun  # noqa: E402
-from benchmarks.shakespeare import BATCH, MODEL, TEXT, TRAINING, Characters  # noqa: E402
+from benchmarks.shakespeare import BATCH, MODEL, TEXT, Characters, config_of  # noqa: E402
+from popxl_gpt.config.presets import override  # noqa: E402
 from popxl_gpt.execution.planning.model_size import flops_per_step  # noqa: E402
 from popxl_gpt.execution.reports.running_mean import RunningMean  # noqa: E402
 
@@ -62,8 +63,8 @@ def trained(
     text: Characters, settings: "dict[str, Any]", steps: int, seed: int, width: int
 ) -> Figures:
     """Losses of all steps, their time, and the loss of the validation text after them."""
-    options = {"steps": steps, "seed": seed, "settings": settings}
-    run = PhasedRun(options, text, MODEL | {"hidden_size": width}, TRAINING, BATCH)
+    config = config_of("phased", text.vocabulary_size, steps, seed)
+    run = PhasedRun(override(config, **{"hidden_size": width, **settings}), text)
     losses, times = [], [time.perf_counter()]
     for _ in range(steps):
         losses.append(run.step(1)["loss"])

@@ -13,10 +13,8 @@ A second table has data-parallel replicas over processes, which poprun starts, b
 `--plan --devices`: each replica has its share of the speeds that this machine is measured to have.
 """
 
-import argparse
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -28,7 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.harness import (  # noqa: E402
     CHECK,
     ROOT,
-    BenchmarkError,
+    Arguments,
+    Columns,
     Figures,
     Flags,
     Measurement,
@@ -40,11 +39,12 @@ from benchmarks.harness import (  # noqa: E402
     main_or_worker,
     make_parser,
     measure,
-    outcome,
+    output_of,
     percent,
+    show,
     table,
 )
-from benchmarks.phased import PhasedTrainer, random_batches  # noqa: E402
+from benchmarks.phased import PhasedTrainer  # noqa: E402
 from popxl_gpt.config.presets import preset  # noqa: E402
 from popxl_gpt.config.schema import Config  # noqa: E402
 from popxl_gpt.execution.planning.machine import speeds  # noqa: E402
@@ -72,10 +72,17 @@ FLAGS: Flags = {
     **{f"--{name}": {"type": int, "help": "default: the preset's"} for name in SIZES},
     **CHECK,
 }
-HEADERS = (
-    *("layout", "s/step", "cpu s/step", "spread", "ratio", "in collectives", "of ceiling"),
-    *("peak memory", "loss"),
-)
+COLUMNS: Columns = {
+    "layout": "{layout}".format_map,
+    "s/step": "{seconds:.3f}".format_map,
+    "cpu s/step": "{cpu_seconds:.3f}".format_map,
+    "spread": lambda figures: f"{100 * figures['spread']:.0f} %",
+    "ratio": "{ratio:.2f}x".format_map,
+    "in collectives": lambda figures: f"{100 * figures['collectives_share']:.1f} %",
+    "of ceiling": lambda figures: percent(figures["ceiling_share"]),
+    "peak memory": lambda figures: gib(figures["peak_bytes"]),
+    "loss": "{loss:.4f}".format_map,
+}
 
 
 def configuration(options: Mapping[str, Any]) -> Config:
@@ -91,8 +98,7 @@ class Replicas(PhasedTrainer):
     """The training session of a layout."""
 
     def __init__(self, options: Figures):
-        config = configuration(options)
-        super().__init__(config, random_batches(config))
+        super().__init__(configuration(options))
 
     def finish(self) -> Figures:
         """The share of collectives in a step that is recorded."""
@@ -103,7 +109,7 @@ class Replicas(PhasedTrainer):
         return {"collectives_share": sum(spans) / 1e9 / len(found.replicas) / found.seconds}
 
 
-def variants_of(arguments: argparse.Namespace) -> list[Variant]:
+def variants_of(arguments: Arguments) -> list[Variant]:
     """The single replica first."""
     options = {"model": model_of(arguments), "batch": arguments.batch}
     threads = os.environ.get("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
@@ -131,35 +137,13 @@ def compare(measurements: Sequence[Measurement]) -> dict[str, Figures]:
     }
 
 
-def step_share(variant: Variant, seconds: float) -> float | None:
-    """What a layout multiplies in a step, over what all its threads could in so many seconds."""
-    config = configuration(variant.options)
-    threads = int(variant.environment["OMP_NUM_THREADS"])
-    return ceiling_share(flops_per_step(config), seconds, config.model.precision, threads)
-
-
-def row(name: str, figures: Figures) -> list[str]:
-    """A line of the table."""
-    return [
-        name,
-        f"{figures['seconds']:.3f}",
-        f"{figures['cpu_seconds']:.3f}",
-        f"{100 * figures['spread']:.0f} %",
-        f"{figures['ratio']:.2f}x",
-        f"{100 * figures['collectives_share']:.1f} %",
-        percent(figures["ceiling_share"]),
-        gib(figures["peak_bytes"]),
-        f"{figures['loss']:.4f}",
-    ]
-
-
-def model_of(arguments: argparse.Namespace) -> dict[str, int]:
+def model_of(arguments: Arguments) -> dict[str, int]:
     """The sizes that are given."""
     given = vars(arguments)
     return {name: given[name] for name in SIZES if given[name] is not None}
 
 
-def scaling(arguments: argparse.Namespace) -> list[Figures]:
+def scaling(arguments: Arguments) -> list[Figures]:
     """Measured and planned steps of data-parallel replicas, a row for each number of processes."""
     found: list[Figures] = []
     model, here = model_of(arguments), None
@@ -167,7 +151,8 @@ def scaling(arguments: argparse.Namespace) -> list[Figures]:
         options = {"model": model, "batch": arguments.batch, "layout": f"{replicas} x 1 x 1"}
         config = configuration(options)
         here = here or speeds(config, PlanOptions())[0]
-        plan = plan_step(training_program, config, shared(here, replicas), ())
+        own = {name: getattr(here, name) / replicas for name in ("flops", "link", "remote")}
+        plan = plan_step(training_program, config, replace(here, **own), ())
         for processes in (number for number in arguments.processes if number <= replicas):
             found.append(
                 {
@@ -186,18 +171,8 @@ def scaling(arguments: argparse.Namespace) -> list[Figures]:
     return found
 
 
-def shared(machine: Any, replicas: int) -> Any:
-    """The speeds of one of several replicas that share a machine."""
-    return replace(
-        machine,
-        flops=machine.flops / replicas,
-        link=machine.link / replicas,
-        remote=machine.remote / replicas,
-    )
-
-
 def measured_seconds(
-    config: Config, model: Mapping[str, int], processes: int, arguments: argparse.Namespace
+    config: Config, model: Mapping[str, int], processes: int, arguments: Arguments
 ) -> float:
     """Seconds of a step in so many processes, by the application's own measurement."""
     replicas = config.execution.data_parallel
@@ -207,15 +182,8 @@ def measured_seconds(
     flags = [word for name, value in values.items() for word in (f"--{name}", str(value))]
     sizes = ["--num-replicas", str(replicas), "--num-instances", str(processes)]
     program = [str(ROOT / "execution" / "pretraining.py"), "--config", "test", *flags]
-    done = subprocess.run(
-        [sys.executable, "-m", "poprun", *sizes, sys.executable, *program],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode:
-        raise BenchmarkError(f"{replicas} replicas in {processes} processes: {done.stderr[-2000:]}")
-    return float(json.loads(done.stdout.strip().splitlines()[-1])["seconds_per_step"])
+    printed = output_of([sys.executable, "-m", "poprun", *sizes, sys.executable, *program])
+    return float(json.loads(printed.splitlines()[-1])["seconds_per_step"])
 
 
 SCALING_HEADERS = (
@@ -244,27 +212,26 @@ def main() -> int:
     arguments = make_parser(__doc__, FLAGS).parse_args()
     alone, *others = variants_of(arguments)
     figures: dict[str, Figures] = {}
-    title = f"step time of the test model, {arguments.batch} samples a step, by layout"
-    print(f"{title} (dp x tp1 x tp2)\n")
+    samples = f"{arguments.batch} samples a step"
+    print(f"step time of the test model, {samples}, by layout (dp x tp1 x tp2)\n")
     for first in range(0, max(len(others), 1), arguments.together):
         group = [alone, *others[first : first + arguments.together]]
         measured = measure(Path(__file__), group, rounds=arguments.rounds, warmup=arguments.warmup)
         figures = {**compare(measured), **figures}
     for variant in (alone, *others):
-        own = figures[variant.name]
-        own["ceiling_share"] = step_share(variant, own["seconds"])
-    print(table(HEADERS, [row(v.name, figures[v.name]) for v in (alone, *others)]))
+        config, own = configuration(variant.options), figures[variant.name]
+        flops, dtype = flops_per_step(config), config.model.precision
+        own["ceiling_share"] = ceiling_share(flops, own["seconds"], dtype)
+    show(COLUMNS, [{"layout": v.name, **figures[v.name]} for v in (alone, *others)])
     over_processes = scaling(arguments) if arguments.processes else []
     if over_processes:
         title = "step time of data-parallel replicas over processes, beside their plans"
         print(f"\n{title}\n\n{table(SCALING_HEADERS, list(map(scaling_row, over_processes)))}")
     overhead = figures[BAR]["ratio"] if BAR in figures else None
     met = overhead is not None and overhead <= OVERHEAD_BAR
-    if overhead is not None:
-        print(f"\nbar: {BAR} at most {OVERHEAD_BAR}x the single replica: {outcome(met)}")
-    result = {"batch": arguments.batch, "layouts": figures, "overhead": overhead}
-    result["processes"] = over_processes
-    return ended("replicas", arguments, met=met, **result)
+    bar = f"bar: {BAR} at most {OVERHEAD_BAR}x the single replica" if BAR in figures else None
+    result = {"batch": arguments.batch, "layouts": figures, "processes": over_processes}
+    return ended("replicas", arguments, met=met, bar_text=bar, overhead=overhead, **result)
 
 
 if __name__ == "__main__":

@@ -12,11 +12,10 @@ that follow one another. nanoGPT in this setting gave a validation loss of 1.919
 what this CPU multiplies at most (`ceilings.py`).
 """
 
-import argparse
 import statistics
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +26,8 @@ from benchmarks.harness import (  # noqa: E402
     CHECK,
     KEEP_FREED_MEMORY,
     ROOT,
+    Arguments,
+    Columns,
     Figures,
     Flags,
     Measurement,
@@ -42,12 +43,12 @@ from benchmarks.harness import (  # noqa: E402
     outcome,
     percent,
     require_file,
-    table,
+    show,
 )
 from benchmarks.phased import PhasedRun  # noqa: E402
-from popxl_gpt.config.presets import preset  # noqa: E402
-from popxl_gpt.config.schema import Model  # noqa: E402
-from popxl_gpt.execution.planning.model_size import flops_per_token  # noqa: E402
+from popxl_gpt.config.presets import override, preset  # noqa: E402
+from popxl_gpt.config.schema import Config, Execution, Model, Training  # noqa: E402
+from popxl_gpt.execution.planning.model_size import flops_per_step  # noqa: E402
 
 DEFAULT_TEXT = ROOT.parent / "shared" / "data" / "tinyshakespeare.txt"
 LOSS_BAR = 1.90
@@ -107,72 +108,36 @@ class Characters:
         The characters after the last whole window, fewer than `sequence`, are left out.
         """
         windows = (len(self.validation) - 1) // sequence
-        ids, labels = (
-            self.validation[: windows * sequence],
-            self.validation[1 : windows * sequence + 1],
-        )
+        ids, labels = (self.validation[n : n + windows * sequence] for n in (0, 1))
         return ids.reshape(windows, sequence), labels.reshape(windows, sequence)
-
-
-class PlainRun:
-    """One seed in plain PyTorch."""
-
-    def __init__(self, options: Figures):
-        import torch
-
-        from benchmarks.plain_gpt import PlainGPT, PlainModel, PlainTrainer, PlainTraining
-
-        torch.manual_seed(options["seed"])
-        self.text, self.tensor = Characters.read(Path(options["text"])), torch.from_numpy
-        self.batches = self.text.batches(options["seed"], MODEL["sequence_length"])
-        gpt = PlainGPT(PlainModel(**MODEL, vocabulary_size=self.text.vocabulary_size))
-        training = PlainTraining(steps=options["steps"], **TRAINING)
-        self.trainer = PlainTrainer(gpt, training, compiled=options["compiled"])
-
-    def step(self, count: int) -> Figures:
-        """Optimizer steps; the loss of the last."""
-        for _ in range(count):
-            ids, labels = next(self.batches)
-            loss = self.trainer.step([(self.tensor(ids), self.tensor(labels))])
-        return {"loss": loss}
-
-    def finish(self) -> Figures:
-        """Loss over the whole validation text."""
-        ids, labels = map(self.tensor, self.text.validation_windows(MODEL["sequence_length"]))
-        pairs = zip(ids.split(BATCH), labels.split(BATCH))
-        return {"validation_loss": self.trainer.evaluate(pairs)}
 
 
 def build(options: Figures) -> Workload:
     """One variant's workload."""
-    if options["kind"] == "plain":
-        return PlainRun(options)
     text = Characters.read(Path(options["text"]))
-    training = TRAINING
-    if options["kind"] == "preset":
-        chosen = preset("shakespeare").training
-        names = (*TRAINING, "optimizer", "muon_momentum")
-        training = {name: getattr(chosen, name) for name in names}
-    return PhasedRun(options, text, model_of(options["kind"]), training, BATCH)
+    if options["kind"] == "plain":
+        from benchmarks.plain_steps import PlainRun  # not at the top: loads torch
+
+        return PlainRun(options, text, MODEL, TRAINING, BATCH)
+    names = ("kind", "steps", "seed")
+    config = config_of(**{name: options[name] for name in names}, words=text.vocabulary_size)
+    return PhasedRun(config, text)
 
 
-def model_of(kind: str) -> Figures:
-    """The model of a kind of run, without its vocabulary and dropout."""
+def config_of(kind: str, words: int, steps: int, seed: int) -> Config:
+    """The settings of a kind of run, over so many words: those of the plain loop, or of the
+    preset.
+    """
+    config = preset("shakespeare")
     if kind != "preset":
-        return MODEL
-    model = asdict(preset("shakespeare").model)
-    del model["vocabulary_size"], model["dropout"]
-    return model
+        model, training = Model(**MODEL), Training(**TRAINING)
+        config = Config(name="shakespeare", model=model, training=training, execution=Execution())
+    own = {"vocabulary_size": words, "dropout": 0.0, "steps": steps, "seed": seed}
+    batch = {"global_batch_size": BATCH, "micro_batch_size": BATCH}
+    return override(config, **own, **batch, recomputation=False)
 
 
-def step_share(kind: str, vocabulary_size: int, seconds: float) -> float | None:
-    """The share of what this CPU multiplies at most, in a step of so many seconds."""
-    model = Model(**model_of(kind), vocabulary_size=vocabulary_size, dropout=0.0)
-    flops = BATCH * model.sequence_length * flops_per_token(model)
-    return ceiling_share(flops, seconds, model.precision)
-
-
-def variants_of(arguments: argparse.Namespace, seed: int) -> list[Variant]:
+def variants_of(arguments: Arguments, seed: int) -> list[Variant]:
     """The plain loop, as fast as we can make it, and ours."""
     options = {"text": str(arguments.text.resolve()), "steps": arguments.steps, "seed": seed}
     of = {
@@ -220,26 +185,18 @@ def summarise(runs: list[Measurement], steps: int) -> Figures:
     }
 
 
-def row(name: str, f: Figures) -> list[str]:
-    """A line of the table."""
-    return [
-        name,
-        f"{f['validation_loss']:.4f}",
-        f"{f['steps']}",
-        f"{f['seconds']:.1f}",
-        f"{f['milliseconds_per_step']:.2f}",
-        f"{f['cpu_milliseconds_per_step']:.2f}",
-        f"{100 * f['spread']:.0f} %",
-        percent(f["ceiling_share"]),
-        gib(f["peak_bytes"]),
-    ]
-
-
 VARIANTS = ("plain", "compiled", "phased", "preset")
-HEADERS = (
-    *("variant", "validation loss", "steps", "seconds", "ms/step", "cpu ms/step", "spread"),
-    *("of ceiling", "peak memory"),
-)
+COLUMNS: Columns = {
+    "variant": "{variant}".format_map,
+    "validation loss": "{validation_loss:.4f}".format_map,
+    "steps": "{steps}".format_map,
+    "seconds": "{seconds:.1f}".format_map,
+    "ms/step": "{milliseconds_per_step:.2f}".format_map,
+    "cpu ms/step": "{cpu_milliseconds_per_step:.2f}".format_map,
+    "spread": lambda figures: f"{100 * figures['spread']:.0f} %",
+    "of ceiling": lambda figures: percent(figures["ceiling_share"]),
+    "peak memory": lambda figures: gib(figures["peak_bytes"]),
+}
 TEXT: Flags = {"--text": flag(DEFAULT_TEXT, "any text file (default: %(default)s)", type=Path)}
 FLAGS: Flags = {
     **TEXT,
@@ -273,11 +230,13 @@ def main() -> int:
             print(f"seed {seed}: {run.name} ends at validation loss {loss:.4f}", flush=True)
     vocabulary, figures = Characters.read(arguments.text).vocabulary_size, {}
     for name, seeds in runs.items():
-        f = summarise(seeds, preset_steps(steps) if name == "preset" else steps)
-        share = step_share(name, vocabulary, f["milliseconds_per_step"] / 1e3)
+        config = config_of(name, vocabulary, preset_steps(steps) if name == "preset" else steps, 0)
+        f = summarise(seeds, config.training.steps)
+        seconds = f["milliseconds_per_step"] / 1e3
+        share = ceiling_share(flops_per_step(config), seconds, config.model.precision)
         figures[name] = {**f, "ceiling_share": share}
     print()
-    print(table(HEADERS, [row(name, f) for name, f in figures.items()]))
+    show(COLUMNS, [{"variant": name, **f} for name, f in figures.items()])
     bar = verdict(figures)
     if bar is not None:
         print(

@@ -40,12 +40,11 @@ from benchmarks.harness import (  # noqa: E402
     table,
 )
 from benchmarks.phased import PhasedSteps  # noqa: E402
-from popxl_gpt.utils.runtime import profile  # noqa: E402
+from popxl_gpt.utils.runtime import multiply_ceiling, profile  # noqa: E402
 
 STEP_BAR, PRODUCTS_BAR, REST_BAR = 0.60, 0.75, 0.15
 SHAPES = {"gpt2": 4, "gpt2-1024": 1}
 """Shapes of `train_step.py`, each with the micro-batches that run as one: about 1024 rows."""
-CEILING_SECONDS = 0.1
 UNMASKED = 0.5
 """Share of attention's scores that a causal kernel works out."""
 PRODUCTS, ATTENTION, RUNTIME, OTHER = "products", "attention", "runtime", "other"
@@ -94,17 +93,10 @@ def split(profile: Profile) -> Figures:
 class RecordedSteps(PhasedSteps):
     """The phased step of `train_step.py`, recorded, and the ceiling before each."""
 
-    def __init__(self, options: Figures):
-        super().__init__(options, train_step.batches(options))
-
     def step(self, count: int) -> Figures:
         """Where the time of the last one went."""
-        import torch
-        from popxl_engine.planner.measuring import multiply_rate
-
-        kind = getattr(torch, self.config.model.precision)
         for _ in range(count):
-            ceiling = multiply_rate(kind, from_cache=False, seconds=CEILING_SECONDS)
+            ceiling = multiply_ceiling(self.config.model.precision, "cpu")
             if not ceiling:
                 raise BenchmarkError("ceiling: got no compiled kernels; expected a C++ compiler.")
             with profile(self.session) as profiles:

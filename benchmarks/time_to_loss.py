@@ -13,18 +13,17 @@ result is a file in the folder: the same command, given again, runs what has non
 beside what this CPU multiplies at most in their type (`ceilings.py`).
 """
 
-import argparse
 import hashlib
 import json
 import math
 import shlex
 import signal
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +34,7 @@ from tokenizers import Tokenizer  # noqa: E402
 from benchmarks.harness import (  # noqa: E402
     CHECK,
     ROOT,
+    Arguments,
     BenchmarkError,
     Figures,
     Flags,
@@ -42,6 +42,7 @@ from benchmarks.harness import (  # noqa: E402
     flag,
     make_parser,
     outcome,
+    output_of,
     percent,
     require_file,
     script,
@@ -79,7 +80,7 @@ class Search:
     """Where a recipe's search begins, and the points along its axes."""
 
     start: Settings
-    axes: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    axes: Mapping[str, Sequence[Any]]
 
 
 SEARCHES = {
@@ -103,6 +104,15 @@ SEARCHES = {
     ),
 }
 
+POINTS = sorted(
+    {
+        f"{name}={point}"
+        for kind in BASELINES
+        for name, axis in SEARCHES[kind].axes.items()
+        for point in axis
+    }
+)
+
 
 def started(words: Sequence[str], kind: str) -> Settings:
     """Those points of a recipe's axes that words tell, such as `size=4x192x3`."""
@@ -112,26 +122,6 @@ def started(words: Sequence[str], kind: str) -> Settings:
         for point in axis
         if f"{name}={point}" in words
     }
-
-
-def check_start(words: Sequence[str], recipes: Sequence[str]) -> None:
-    """Whether each word is a point of some baseline's.
-
-    Raises:
-        BenchmarkError: it is of none.
-    """
-    searched = [kind for kind in recipes if kind in BASELINES]
-    for word in words:
-        if not any(started([word], kind) for kind in searched):
-            known = "; ".join(
-                f"{kind}: {name}={'|'.join(map(str, axis))}"
-                for kind in searched
-                for name, axis in SEARCHES[kind].axes.items()
-            )
-            raise BenchmarkError(
-                f"--start: got {word!r}; expected a point of a baseline ({known or 'none is run'})."
-                " Give one of these, or leave it out."
-            )
 
 
 def neighbours(axis: Sequence[Any], value: Any) -> list[Any]:
@@ -144,32 +134,26 @@ def tuned(search: Search, measure: Callable[[Settings], float], trials: int) -> 
     """The best settings that so many measurements find: from the start along one axis after the
     other, as far as the loss falls.
     """
-    best, lowest, left = search.start, measure(search.start), trials - 1
-    tried = {json.dumps(best)}
-    while left:
-        before = best
-        for name, axis in search.axes.items():
-            improves = True
-            while improves:
-                improves = False
-                for value in neighbours(axis, best[name]):
-                    settings = {**best, name: value}
-                    if not left or json.dumps(settings) in tried:
-                        continue
-                    tried.add(json.dumps(settings))
-                    loss, left = measure(settings), left - 1
-                    if loss < lowest:
-                        best, lowest, improves = settings, loss, True
-                        break
-        if best == before:
-            break
+    best, lowest, tried = search.start, measure(search.start), [search.start]
+    names, exhausted = cycle(search.axes), 0
+    name = next(names)
+    while len(tried) < trials and exhausted < len(search.axes):
+        points = [{**best, name: value} for value in neighbours(search.axes[name], best[name])]
+        untried = [point for point in points if point not in tried]
+        if not untried:
+            name, exhausted = next(names), exhausted + 1
+            continue
+        tried.append(untried[0])
+        loss = measure(untried[0])
+        if loss < lowest:
+            best, lowest, exhausted = untried[0], loss, 0
     return best
 
 
 class Bench:
     """Runs and their results, in a folder."""
 
-    def __init__(self, arguments: argparse.Namespace):
+    def __init__(self, arguments: Arguments):
         self.arguments, self.folder = arguments, arguments.results
         self.folder.mkdir(parents=True, exist_ok=True)
         info = json.loads((arguments.text / "dataset.json").read_text())
@@ -187,7 +171,6 @@ class Bench:
             "vocabulary_size": info["vocabulary_size"],
             "token_bytes": sizes.tolist(),
         }
-        check_start(arguments.start, arguments.recipes)
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # which ends the run's process, too
 
     def search(self, kind: str) -> Search:
@@ -210,12 +193,16 @@ class Bench:
 
     def tuned(self, kind: str) -> Settings:
         """The best settings that a recipe's trials find."""
-        minutes, search = self.arguments.trial_minutes, self.search(kind)
+        minutes, search, trials = (
+            self.arguments.trial_minutes,
+            self.search(kind),
+            self.arguments.trials,
+        )
 
         def measure(settings: Settings) -> float:
             return loss_of(self.run(kind, self.with_mode(kind, settings, minutes), minutes))
 
-        trials = self.arguments.trials
+        search = self.search(kind)
         return tuned(search, measure, trials) if trials else search.start
 
     def with_mode(self, kind: str, settings: Settings, minutes: float) -> Settings:
@@ -242,8 +229,11 @@ class Bench:
         name = f"{kind}-{minutes:g}min-seed{seed}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
         result = self.folder / f"{name}.json"
         if not result.exists():
-            self._start({**options, "result": str(result)})
-            print(told(kind, minutes, settings, json.loads(result.read_text())), flush=True)
+            program = RUN.format("ours" if kind == "ours" else "plain")
+            given = json.dumps({**options, "started": time.monotonic()})
+            *_, last = output_of([sys.executable, "-c", program], input=given).splitlines()
+            result.write_text(last)
+            print(told(kind, minutes, settings, json.loads(last)), flush=True)
         return json.loads(result.read_text())
 
     def step_share(self, kind: str, settings: Settings, runs: list[Figures]) -> float | None:
@@ -256,7 +246,7 @@ class Bench:
         shares = [
             flops * run["tokens"] / run["step"] / run["call_seconds"] / run["ceiling"]
             for run in runs
-            if run["call_seconds"] and run.get("ceiling")  # files of before have none
+            if run["call_seconds"] and run["ceiling"]
         ]
         return statistics.median(shares) if shares else None
 
@@ -278,24 +268,6 @@ class Bench:
             validate_every=0,
         )
         return to_mapping(config)
-
-    def _start(self, options: Figures) -> None:
-        """Run a process to its end; it leaves a result."""
-        command = RUN.format("ours" if options["kind"] == "ours" else "plain")
-        done = subprocess.run(
-            [sys.executable, "-c", command],
-            input=json.dumps({**options, "started": time.monotonic()}),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-        )
-        if done.returncode:
-            words = "\n".join(done.stderr.strip().splitlines()[-15:])
-            raise BenchmarkError(
-                f"{options['kind']} with {options['settings']}: died with exit code "
-                f"{done.returncode}; its last words:\n{words}"
-            )
 
 
 def loss_of(figures: Figures) -> float:
@@ -367,6 +339,7 @@ FLAGS: Flags = {
     "--start": {
         "nargs": "+",
         "default": [],
+        "choices": POINTS,
         "metavar": "NAME=VALUE",
         "help": "of the baselines' searches",
     },
@@ -385,17 +358,15 @@ def measured(bench: Bench) -> dict[str, dict[float, Figures]]:
     best = {kind: bench.tuned(kind) for kind in arguments.recipes}
     results: dict[str, dict[float, Figures]] = {kind: {} for kind in best}
     for minutes in arguments.minutes:
-        seeds = arguments.seeds or (3 if minutes <= 5 else 1)
-        runs: dict[tuple[str, float], list[Figures]] = {}
-        for seed in range(seeds):
-            for kind in best:
-                for length in (minutes, 2 * minutes) if kind in BASELINES else (minutes,):
-                    settings = bench.with_mode(kind, best[kind], length)
-                    figures = bench.run(kind, settings, length, seed)
-                    runs.setdefault((kind, length), []).append(figures)
-                    found = runs[kind, length]
-                    share = bench.step_share(kind, settings, found)
-                    results[kind][length] = result_of(found, settings) | {"ceiling_share": share}
+        runs = {(kind, minutes): [] for kind in best}
+        runs |= {(kind, 2 * minutes): [] for kind in best if kind in BASELINES}
+        settings = {(kind, t): bench.with_mode(kind, best[kind], t) for kind, t in runs}
+        for seed in range(arguments.seeds or (3 if minutes <= 5 else 1)):
+            for (kind, t), found in runs.items():
+                found.append(bench.run(kind, settings[kind, t], t, seed))
+        for (kind, t), found in runs.items():
+            share = bench.step_share(kind, settings[kind, t], found)
+            results[kind][t] = result_of(found, settings[kind, t]) | {"ceiling_share": share}
     return results
 
 

@@ -33,25 +33,28 @@ Run = Callable[[], Any]
 
 def ways(kind: str, t: Any, size: int, position: int) -> tuple[Run, dict[str, Run]]:
     """A collective of the runtime, and by Gloo; each gives this replica's result."""
-    name = {"gather": "all_gather", "scatter": "reduce_scatter", "reduce": "all_reduce"}[kind]
-    op = f"replicated_{name}"
-    arguments: dict[str, Any] = {"group": None}
-    if kind == "gather":
-        arguments |= {"axis": 0, "output_shape": "meta_shape", "whole": (size * t.numel(),)}
-    else:
-        arguments["op"] = "add"
-    if kind == "scatter":
-        arguments["configure_output_for_replicated_tensor_sharding"] = True
+    op, arguments = {
+        "gather": (
+            "replicated_all_gather",
+            {"axis": 0, "output_shape": "meta_shape", "whole": (size * t.numel(),)},
+        ),
+        "scatter": (
+            "replicated_reduce_scatter",
+            {"op": "add", "configure_output_for_replicated_tensor_sharding": True},
+        ),
+        "reduce": ("replicated_all_reduce", {"op": "add"}),
+    }[kind]
+    arguments["group"] = None
     fabric = Fabric(size, range(position, position + 1))
 
     def ours() -> Any:
         arrival = Arrival(
-            site=name,
+            site=op,
             members=tuple(range(size)),
             operands=[t],
             combine=lambda ts: KERNELS[op](ts, **arguments),
             apart=lambda team, own: APART[op](team, own, **arguments),
-            describe=name,
+            describe=op,
             reads=READS.get(op, "all"),
             reduce=reduction(op, arguments.get("op")),
         )
@@ -62,24 +65,18 @@ def ways(kind: str, t: Any, size: int, position: int) -> tuple[Run, dict[str, Ru
     padded = torch.cat([t, t.new_zeros(length * size - t.numel())])
     team = Communicator(size, position, distributed.group.WORLD)
 
-    def gathered() -> Any:
-        return team.gather(t).view(-1)
-
-    def added() -> Any:
-        return by_tree(list(team.gather(t)), "add")
-
     def scattered() -> Any:
         pieces = torch.empty_like(padded)
         distributed.all_to_all_single(pieces, padded)
         return by_tree(list(pieces.view(size, -1)), "add")
 
-    def in_pieces() -> Any:
-        return team.gather(scattered()).view(-1)[: t.numel()]
-
     theirs: dict[str, dict[str, Run]] = {
-        "gather": {"gather": gathered},
+        "gather": {"gather": lambda: team.gather(t).view(-1)},
         "scatter": {"all to all": scattered},
-        "reduce": {"gather": added, "all to all": in_pieces},
+        "reduce": {
+            "gather": lambda: by_tree(list(team.gather(t)), "add"),
+            "all to all": lambda: team.gather(scattered()).view(-1)[: t.numel()],
+        },
     }
     return ours, theirs[kind]
 
@@ -116,8 +113,11 @@ def run_instance(options: Mapping[str, Any]) -> None:
             for name, run in runs.items():
                 exchange.barrier()
                 found[name].append(timed(run, counts[name]))
+        seconds = {name: min(of) for name, of in found.items()}
+        own = seconds.pop("ours")
+        way = min(seconds, key=seconds.__getitem__)
+        figures = {"case": case, "seconds": own, "gloo_seconds": seconds[way], "gloo_way": way}
         if position == 0:
-            least = {name: min(seconds) for name, seconds in found.items()}
-            print(json.dumps({"case": case, **least}), flush=True)
+            print(json.dumps(figures | {"ratio": own / seconds[way]}), flush=True)
     exchange.barrier()
     distributed.destroy_process_group()

@@ -165,12 +165,10 @@ class Run:
 
 
 def main(recipes: Mapping[str, Callable[[Figures], Recipe]]) -> None:
-    """Run what the options say; the result goes to their `result` file."""
+    """Run what the options say, and print its figures last."""
     options = json.loads(sys.stdin.read())
     run = Run(options, recipes[options["kind"]])
     with suppress(FloatingPointError):  # that is a result, too: diverged, and without a loss
         run.whole()
     ceiling = multiply_ceiling(options["settings"]["mode"].partition("-")[2])  # beside its steps
-    result, part = Path(options["result"]), Path(options["result"] + ".part")
-    part.write_text(json.dumps(run.record.figures() | {"ceiling": ceiling}))
-    part.replace(result)
+    print(json.dumps(run.record.figures() | {"ceiling": ceiling}))

@@ -3,7 +3,6 @@ one run.
 
     python benchmarks/train_step.py                 # GPT-2 small, 4 micro-batches of 1 x 256
     python benchmarks/train_step.py --dtypes bfloat16 --rounds 9
-    python benchmarks/train_step.py --wide --more   # every baseline there is
     python benchmarks/train_step.py --wide --offloading --dtypes bfloat16 \
         --variants FSDP2 "FSDP2, compiled" "phased, wide, recomputing"
     python benchmarks/train_step.py --shape gpt2-1024 --wide --dropout 0.1 \
@@ -11,28 +10,27 @@ one run.
 
 The baselines are plain PyTorch at its best: fused AdamW with the clip inside, weights cast once per
 step under autocast, eager and compiled, each also with an allocator that keeps freed memory; with
-`--wide` several micro-batches at a time, with `--more` Hugging Face's GPT-2 and activation
-checkpointing, with `--offloading` FSDP2, which keeps state on the host as we do. The table's ratios
-are to the fastest of them, by seconds and by processor time. One bar holds the phased step to
-PyTorch as it comes, eager or compiled; another holds the phased step that recomputes to the one
-that offloads. On a busy machine, OMP_NUM_THREADS=1 and processor time still tell something. The
-last column is the share of what this CPU multiplies at most (`ceilings.py`).
+`--wide` several micro-batches at a time, with `--offloading` FSDP2, which keeps state on the host
+as we do. The table's ratios are to the fastest of them, by seconds and by processor time. One bar
+holds the phased step to PyTorch as it comes, eager or compiled; another holds the phased step that
+recomputes to the one that offloads. On a busy machine, OMP_NUM_THREADS=1 and processor time still
+tell something. The last column is the share of what this CPU multiplies at most (`ceilings.py`).
 """
 
-import argparse
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
-
-import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.harness import (  # noqa: E402
     CHECK,
     KEEP_FREED_MEMORY,
+    Arguments,
+    BenchmarkError,
+    Columns,
     Figures,
     Flags,
     Measurement,
@@ -48,9 +46,9 @@ from benchmarks.harness import (  # noqa: E402
     multiply_ceiling,
     outcome,
     percent,
-    table,
+    show,
 )
-from benchmarks.phased import Batch, PhasedSteps  # noqa: E402
+from benchmarks.phased import PhasedSteps  # noqa: E402
 from popxl_gpt.config.schema import Model  # noqa: E402
 from popxl_gpt.execution.planning.model_size import flops_per_token  # noqa: E402
 
@@ -62,14 +60,17 @@ class Bar(NamedTuple):
     most_memory: float = math.inf
 
 
-PLAIN_BAR, OFFLOADING_BAR = Bar(1.0, 1.2), Bar(2.0)
-
-PLAIN = ("eager", "compiled")
-"""PyTorch as it comes."""
-PHASED = ("phased", "phased, wide")
-RECOMPUTING = ("phased, recomputing", "phased, wide, recomputing")
 PEER = "FSDP2"
 """PyTorch's way to offload."""
+BARS = {
+    "bar": (("phased", "phased, wide"), ("eager", "compiled"), Bar(1.0, 1.2)),
+    "offloading_bar": (
+        ("phased, recomputing", "phased, wide, recomputing"),
+        (PEER, f"{PEER}, compiled"),
+        Bar(2.0),
+    ),
+}
+"""Ours, what they are compared with, and how: with PyTorch as it comes, and with what offloads."""
 
 SIZES = ("layers", "hidden_size", "heads", "sequence_length", "vocabulary_size")
 GPT2 = dict(zip(SIZES, (12, 768, 12, 256, 50257)))
@@ -90,59 +91,16 @@ baselines' and ours.
 """
 
 
-class PlainWorkload:
-    """The step in plain PyTorch, of our own model or Hugging Face's."""
-
-    def __init__(self, options: Figures):
-        import torch
-
-        from benchmarks.plain_gpt import PlainGPT, PlainModel, PlainTrainer, PlainTraining
-
-        torch.manual_seed(0)
-        self.batches = batches(options)
-        model = PlainModel(**options["model"], dropout=options["dropout"], **options["forms"])
-        if options.get("hugging_face"):
-            from benchmarks.hugging_face_gpt import HuggingFaceGPT as PlainGPT  # noqa: N814
-        training = PlainTraining(steps=1000, learning_rate=1e-4, weight_decay=0.1, max_norm=1.0)
-        dtype, compiled = getattr(torch, options["dtype"]), options["compiled"]
-        make = PlainTrainer
-        if options.get("offloading"):
-            from benchmarks import offloading
-
-            offloading.start_alone()
-            make = offloading.ShardedTrainer
-        self.trainer = make(PlainGPT(model), training, dtype=dtype, compiled=compiled)
-        self.tensor = torch.from_numpy
-
-    def step(self, count: int) -> Figures:
-        """Optimizer steps; the loss of the last."""
-        for _ in range(count):
-            step = next(self.batches)
-            loss = self.trainer.step([tuple(map(self.tensor, pair)) for pair in step])
-        return {"loss": loss}
-
-
-def batches(options: Figures) -> Iterator[list[Batch]]:
-    """The same random tokens for every variant: each step's micro-batches (ids, labels), each
-    [B, S].
-    """
-    random, model = np.random.default_rng(0), options["model"]
-    shape = (options["accumulation"], options["micro_batch_size"], model["sequence_length"] + 1)
-    while True:
-        yield [
-            (rows[:, :-1], rows[:, 1:])
-            for rows in random.integers(0, model["vocabulary_size"], shape)
-        ]
-
-
 def build(options: Figures) -> Workload:
     """One variant's workload."""
-    if options["kind"] == "plain":
-        return PlainWorkload(options)
-    return PhasedSteps(options, batches(options))
+    if options["kind"] == "phased":
+        return PhasedSteps(options)
+    from benchmarks.plain_steps import plain_steps  # not at the top: loads torch
+
+    return plain_steps(options)
 
 
-def offered(arguments: argparse.Namespace, dtype: str) -> list[Variant]:
+def offered(arguments: Arguments, dtype: str) -> list[Variant]:
     """The baselines, then ours."""
     given = vars(arguments)
     common = {name: given[name] for name in ("micro_batch_size", "accumulation", "dropout")}
@@ -156,24 +114,10 @@ def offered(arguments: argparse.Namespace, dtype: str) -> list[Variant]:
     attention = "products" if dtype == "bfloat16" or arguments.dropout else "fused"
     eager = {**common, "kind": "plain", "compiled": False, "forms": {"attention": attention}}
     compiled = {**eager, "compiled": True, "forms": {"attention": attention, "gelu": "sigmoid"}}
-    hugging_face = {**compiled, "hugging_face": True}
-    forms = {"": eager, ", compiled": compiled, ", Hugging Face, compiled": hugging_face}
-    keeping = {
-        "eager, memory kept": eager,
-        "compiled, memory kept": compiled,
-    }
+    keeping = {"eager, memory kept": eager, "compiled, memory kept": compiled}
     if arguments.offloading:
         sharded = {**(wide if arguments.wide else {}), "offloading": PEER}
-        keeping |= {PEER + name: {**form, **sharded} for name, form in forms.items()}
-    if arguments.more:
-        keeping |= {
-            "Hugging Face, kept": {**hugging_face, "compiled": False},
-            "Hugging Face, compiled, kept": hugging_face,
-            "compiled, kept, recomputing": {
-                **compiled,
-                "forms": {**compiled["forms"], "recomputation": True},
-            },
-        }
+        keeping |= {PEER: {**eager, **sharded}, f"{PEER}, compiled": {**compiled, **sharded}}
     if arguments.wide:
         keeping |= {"eager, kept, wide": {**eager, **wide}}
         keeping |= {"compiled, kept, wide": {**compiled, **wide}}
@@ -184,27 +128,25 @@ def offered(arguments: argparse.Namespace, dtype: str) -> list[Variant]:
         for width, widening in widths.items()
         for how in ("", ", recomputing")
     }
+    plain = {"eager": eager, "compiled": compiled}
     return [
-        *(Variant(name=name, options=of) for name, of in zip(PLAIN, (eager, compiled))),
-        *(
-            Variant(name=name, options=of, environment=KEEP_FREED_MEMORY)
-            for name, of in keeping.items()
-        ),
-        *(Variant(name=name, options=of) for name, of in ours.items()),
+        Variant(name=name, options=of, environment=KEEP_FREED_MEMORY if name in keeping else {})
+        for name, of in (plain | keeping | ours).items()
     ]
 
 
-def variants_of(arguments: argparse.Namespace, dtype: str) -> list[Variant]:
-    """The variants that are asked for, or all; exit code 2 for one that there is not."""
+def variants_of(arguments: Arguments, dtype: str) -> list[Variant]:
+    """The variants that are asked for, or all.
+
+    Raises:
+        BenchmarkError: there is none of such a name.
+    """
     found = {variant.name: variant for variant in offered(arguments, dtype)}
     if unknown := [name for name in arguments.variants or () if name not in found]:
-        has_all = arguments.wide and arguments.more and arguments.offloading
-        flags = "" if has_all else " (--wide, --more and --offloading have others)"
-        print(
-            f"--variants: got {', '.join(unknown)}; expected some of: {'; '.join(found)}{flags}.",
-            file=sys.stderr,
+        raise BenchmarkError(
+            f"--variants: got {', '.join(unknown)}; expected some of: {'; '.join(found)} "
+            "(--wide and --offloading have others)."
         )
-        raise SystemExit(2)
     return [found[name] for name in found if name in (arguments.variants or found)]
 
 
@@ -221,27 +163,19 @@ def compare(measurements: Sequence[Measurement], tokens: int) -> Figures:
     return {"variants": figures, "fastest_baseline": best.name}
 
 
-HEADERS = (
-    *("variant", "tokens/s", "s/step", "spread", "speed", "cpu s/step", "by cpu", "peak memory"),
-    *("memory", "loss", "of ceiling"),
-)
-
-
-def row(name: str, of: Figures, share: float | None) -> list[str]:
-    """A line of the table."""
-    return [
-        name,
-        f"{of['tokens_per_s']:.0f}",
-        f"{of['seconds']:.3f}",
-        f"{100 * of['spread']:.0f} %",
-        f"{of['speed_ratio']:.2f}x",
-        f"{of['cpu_seconds']:.3f}",
-        f"{of['cpu_ratio']:.2f}x",
-        gib(of["peak_bytes"]),
-        f"{of['memory_ratio']:.2f}x",
-        f"{of['loss']:.4f}",
-        percent(share),
-    ]
+COLUMNS: Columns = {
+    "variant": "{variant}".format_map,
+    "tokens/s": "{tokens_per_s:.0f}".format_map,
+    "s/step": "{seconds:.3f}".format_map,
+    "spread": lambda figures: f"{100 * figures['spread']:.0f} %",
+    "speed": "{speed_ratio:.2f}x".format_map,
+    "cpu s/step": "{cpu_seconds:.3f}".format_map,
+    "by cpu": "{cpu_ratio:.2f}x".format_map,
+    "peak memory": lambda figures: gib(figures["peak_bytes"]),
+    "memory": "{memory_ratio:.2f}x".format_map,
+    "loss": "{loss:.4f}".format_map,
+    "of ceiling": lambda figures: percent(figures["share"]),
+}
 
 
 def verdict(
@@ -264,30 +198,13 @@ def verdict(
     return {"speed_ratio": speed, "cpu_ratio": cpu, "memory_ratio": memory, "met": met}
 
 
-def plain_verdict(figures: Figures) -> Figures | None:
-    """The verdict on the phased step beside PyTorch as it comes, or where that was not measured,
-    beside the fastest baseline.
-    """
-    variants, fastest = figures["variants"], figures["fastest_baseline"]
-    others = [] if fastest.startswith("phased") else [fastest]
-    peers = [name for name in PLAIN if name in variants] or others
-    return verdict(variants, PHASED, peers, PLAIN_BAR)
-
-
-def offloading_verdict(figures: Figures) -> Figures | None:
-    """The verdict on the phased step that recomputes beside what offloads."""
-    variants = figures["variants"]
-    peers = [name for name in variants if name.startswith(PEER)]
-    return verdict(variants, RECOMPUTING, peers, OFFLOADING_BAR)
-
-
-def step_flops(arguments: argparse.Namespace) -> float:
+def step_flops(arguments: Arguments) -> float:
     """The FLOPs of a step's products without what is recomputed, attention as if not causal."""
     model = Model(**{name: getattr(arguments, name) for name in SIZES})
     return tokens_per_step(arguments) * flops_per_token(model)
 
 
-def tokens_per_step(arguments: argparse.Namespace) -> int:
+def tokens_per_step(arguments: Arguments) -> int:
     """Tokens of a step."""
     return arguments.sequence_length * arguments.micro_batch_size * arguments.accumulation
 
@@ -308,11 +225,7 @@ FLAGS: Flags = {
     **CHECK,
 }
 """For the model, the batch, and how often it is measured."""
-MORE: Flags = {
-    "--more": {
-        "action": "store_true",
-        "help": "also Hugging Face's GPT-2, and recomputing baselines",
-    },
+OFFLOADING: Flags = {
     "--offloading": {
         "action": "store_true",
         "help": f"also {PEER}, which offloads, and the bar for it",
@@ -320,12 +233,11 @@ MORE: Flags = {
 }
 
 
-def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """`FLAGS`, and what the shape's name gives for those left out."""
+def parse(description: str | None, flags: Flags) -> Arguments:
+    """Flags beside `FLAGS`, and what the shape's name gives for those left out."""
+    parser = make_parser(description, FLAGS | flags)
+    parser.set_defaults(**SHAPES[parser.parse_args().shape])
     arguments = parser.parse_args()
-    for name, value in SHAPES[arguments.shape].items():
-        if getattr(arguments, name) is None:
-            setattr(arguments, name, value)
     if arguments.wide and arguments.accumulation % arguments.width:
         parser.error(
             f"--width: got {arguments.width}; expected a divisor of --accumulation "
@@ -336,17 +248,17 @@ def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
 
 def show_bars(figures: Figures) -> None:
     """Print what came of the bars."""
-    (least, most), (least_offloading, _) = PLAIN_BAR, OFFLOADING_BAR
+    of = {name: bar for name, (_, _, bar) in BARS.items()}
     if (bar := figures["bar"]) is not None:
         print(
-            f"\nbar: phased at least {least}x the speed of PyTorch as it comes "
-            f"({' or '.join(PLAIN)}) at most {most}x its memory: {outcome(bar['met'])} "
-            f"({bar['speed_ratio']:.2f}x, {bar['memory_ratio']:.2f}x)"
+            f"\nbar: phased at least {of['bar'].least_speed}x the speed of PyTorch as it comes "
+            f"(eager or compiled) at most {of['bar'].most_memory}x its memory: "
+            f"{outcome(bar['met'])} ({bar['speed_ratio']:.2f}x, {bar['memory_ratio']:.2f}x)"
         )
     if (bar := figures["offloading_bar"]) is not None:
         print(
-            f"\nbar: phased and recomputing at least {least_offloading}x the speed of the "
-            f"fastest that offloads: {outcome(bar['met'])} "
+            f"\nbar: phased and recomputing at least {of['offloading_bar'].least_speed}x the speed "
+            f"of the fastest that offloads: {outcome(bar['met'])} "
             f"({bar['speed_ratio']:.2f}x, {bar['cpu_ratio']:.2f}x by processor time, "
             f"{bar['memory_ratio']:.2f}x the memory)"
         )
@@ -354,7 +266,7 @@ def show_bars(figures: Figures) -> None:
 
 def main() -> int:
     """Measure and print; exit code 0, with `--check` 1 when the bar is missed."""
-    arguments = parse(make_parser(__doc__, FLAGS | MORE))
+    arguments = parse(__doc__, OFFLOADING)
     tokens, flops = tokens_per_step(arguments), step_flops(arguments)
     found = {}
     for dtype in arguments.dtypes:
@@ -371,12 +283,9 @@ def main() -> int:
             f"\n{dtype}, {tokens} tokens a step, ratios to the fastest baseline "
             f"({figures['fastest_baseline']}){told}\n"
         )
-        rows = [row(name, of, shares[name]) for name, of in figures["variants"].items()]
-        print(table(HEADERS, rows), flush=True)
-        figures["bar"], figures["offloading_bar"] = (
-            plain_verdict(figures),
-            offloading_verdict(figures),
-        )
+        rows = figures["variants"].items()
+        show(COLUMNS, [{"variant": name, "share": shares[name], **of} for name, of in rows])
+        figures |= {name: verdict(figures["variants"], *of) for name, of in BARS.items()}
         show_bars(figures)
     which = "offloading_bar" if arguments.offloading else "bar"
     met = all(of[which] and of[which]["met"] for of in found.values())

@@ -26,10 +26,10 @@ from benchmarks.harness import (  # noqa: E402
     ended,
     gib,
     main_or_worker,
-    make_parser,
     measure,
     outcome,
     percent,
+    require_file,
     table,
 )
 
@@ -82,12 +82,11 @@ def verdict(found: Sequence[Figures]) -> Figures:
 
 def main() -> int:
     """Measure and print; exit code 0, with `--check` 1 when the bar is missed."""
-    flags = {**train_step.FLAGS, "tree": {"type": Path, "help": "the other checkout"}}
-    parser = make_parser(__doc__, flags)
-    arguments = train_step.parse(parser)
-    arguments.more, arguments.offloading, tree = False, False, arguments.tree.resolve()
-    if not (tree / "benchmarks" / "train_step.py").is_file():
-        parser.error(f"tree: got {tree}; expected a checkout with benchmarks/train_step.py.")
+    tree_flag = {"tree": {"type": Path, "help": "the other checkout"}}
+    arguments = train_step.parse(__doc__, tree_flag)
+    arguments.offloading, tree = False, arguments.tree.resolve()
+    script = tree / "benchmarks" / "train_step.py"
+    require_file(script, "a checkout with benchmarks/train_step.py", "Name another folder.")
     result: dict[str, dict[str, Figures]] = {}
     for dtype in arguments.dtypes:
         variants = train_step.variants_of(arguments, dtype)

@@ -12,7 +12,10 @@ from benchmarks import train_step
 from benchmarks.harness import Measurement
 from benchmarks.plain_gpt import PlainGPT, PlainModel, PlainTrainer, PlainTraining
 
-offloading, hugging_face_gpt = Later("benchmarks.offloading"), Later("benchmarks.hugging_face_gpt")
+offloading, hugging_face_gpt = (
+    Later("benchmarks.offloading"),
+    Later("tests.integration.hugging_face_gpt"),
+)
 SIZES = {"layers": 2, "hidden_size": 24, "heads": 3, "sequence_length": 10, "vocabulary_size": 37}
 TRAINING = PlainTraining(
     steps=9, learning_rate=1e-2, schedule="linear", weight_decay=0.1, max_norm=0.05
@@ -65,7 +68,8 @@ def test_the_bar_compares_what_recomputes_with_what_offloads():
             Measurement(name=name.replace("_", ", "), seconds=(s,), cpu_seconds=(2 * s,), **times)
             for name, s in seconds.items()
         ]
-        return train_step.offloading_verdict(train_step.compare(found, 10))
+        variants = train_step.compare(found, 10)["variants"]
+        return train_step.verdict(variants, *train_step.BARS["offloading_bar"])
 
     rest = {"eager": 0.1, "phased": 0.2}
     assert verdict(

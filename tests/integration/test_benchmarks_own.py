@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from benchmarks import own, own_auto, own_data, own_programs, own_steps
-from benchmarks.harness import BenchmarkError, Missing
+from benchmarks.harness import BenchmarkError, Missing, one_of
 from benchmarks.own_cases import BEYOND, MORE, RATIO, SPEED, Case
 from popxl_gpt.data.prepare import main as prepare
 
@@ -104,6 +104,7 @@ def test_groups_are_chosen_and_what_is_missing_is_said(monkeypatch, capsys):
     quick = Case(name="a, one", ready=lambda *_: None, timed=lambda _: 1.0, rounds=1)
     cases = (quick, replace(quick, name="a, two"), replace(quick, name="b, one", ready=missing))
     monkeypatch.setattr(own, "CASES", cases)
+    monkeypatch.setitem(own.FLAGS, "groups", {"nargs": "*", "type": one_of(["a", "b"])})
     monkeypatch.setattr(own, "GROUPS", ["a", "b"])
 
     def run(*words):

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.phased import PhasedRun, PhasedSteps
+from benchmarks.phased import PhasedRun, PhasedSteps, random_batches
 from benchmarks.plain_gpt import PlainGPT, PlainModel, PlainTrainer, PlainTraining
-from benchmarks.shakespeare import BATCH, TRAINING, Characters
-from benchmarks.train_step import batches as micro_batches
+from benchmarks.shakespeare import BATCH, TRAINING, Characters, config_of
+from popxl_gpt.config.presets import override
 from popxl_gpt.execution.variables import read_weights
 from tests import warm
 from tests.integration.gpt_oracle import hugging_face_name
@@ -43,7 +43,8 @@ def plain_like(run: PhasedRun | PhasedSteps, training: PlainTraining) -> PlainTr
 
 @pytest.mark.slow
 def test_losses_follow_the_plain_loop_and_validation_covers_every_window(text):
-    run = PhasedRun({"seed": 1, "steps": 50}, text, SIZES, {**TRAINING, "warmup_steps": 5}, BATCH)
+    config = override(config_of("phased", 11, steps=50, seed=1), **SIZES, warmup_steps=5)
+    run = PhasedRun(config, text)
     plain = plain_like(run, PlainTraining(steps=50, **{**TRAINING, "warmup_steps": 5}))
     batches = text.batches(1, SIZES["sequence_length"])
     for _ in range(8):
@@ -68,13 +69,14 @@ def test_train_step_gives_both_the_same_micro_batches(widening):
         "widening": widening,
         "recomputation": True,
     }
-    phased = PhasedSteps(options, micro_batches(options))
+    phased = PhasedSteps(options)
     plain = plain_like(
         phased, PlainTraining(steps=9, learning_rate=1e-4, weight_decay=0.1, max_norm=1.0)
     )
-    for step, _ in zip(micro_batches(options), range(3)):
-        tensors = [tuple(map(torch.from_numpy, pair)) for pair in step]
-        assert phased.step(1)["loss"] == pytest.approx(plain.step(tensors), rel=1e-4)
+    batches = random_batches(2 * 3, phased.config.model)
+    for _ in range(3):
+        parts = (torch.from_numpy(part).split(2) for part in next(batches))
+        assert phased.step(1)["loss"] == pytest.approx(plain.step(list(zip(*parts))), rel=1e-4)
 
 
 @pytest.mark.exhaustive

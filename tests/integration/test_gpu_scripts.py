@@ -93,7 +93,7 @@ def records(path):
 @pytest.mark.exhaustive
 @pytest.mark.multi
 def test_the_benchmark_for_a_gpu_measures_its_cases_once(tmp_path):
-    cases = "7b-all 7b-one-layer plain-8-layers"
+    cases = "7b-all 7b-one-layer plain-8-layers FSDP2-8-layers"
     flags = f"--results {tmp_path / 'gpu.jsonl'} --timelines {tmp_path} --steps 1"
     words = f"benchmarks/gpu.py --device cpu --small {flags} {cases}"
     done = script(words)
@@ -102,7 +102,8 @@ def test_the_benchmark_for_a_gpu_measures_its_cases_once(tmp_path):
         record["run"].removesuffix(" small"): record for record in records(tmp_path / "gpu.jsonl")
     }
     assert list(found) == [
-        *("7b-all/1", "7b-all/2", "plain-8-layers/1", "7b-one-layer/1", "7b-one-layer/2")
+        *("7b-all/1", "7b-all/2", "plain-8-layers/1", "FSDP2-8-layers/1"),
+        *("7b-one-layer/1", "7b-one-layer/2"),
     ]
     for groups in (1, 2):
         there, moving = (found[f"7b-{memory}/{groups}"] for memory in ("all", "one-layer"))
@@ -119,7 +120,7 @@ def test_the_benchmark_for_a_gpu_measures_its_cases_once(tmp_path):
     assert (tmp_path / found["7b-one-layer/1"]["timeline"]).stat().st_size > 0
     assert "extrapolated: 7b-all, a step of 524,288 tokens" not in done.stdout  # of small shapes
     again = script(words)
-    assert again.returncode == 0 and len(records(tmp_path / "gpu.jsonl")) == 5, again.stderr
+    assert again.returncode == 0 and len(records(tmp_path / "gpu.jsonl")) == 6, again.stderr
 
 
 @pytest.mark.multi

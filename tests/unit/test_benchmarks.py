@@ -23,10 +23,10 @@ from benchmarks.harness import (
 )
 from benchmarks.shakespeare import BATCH, CHUNK, Characters, preset_steps, summarise
 from popxl_gpt.config.presets import preset
+from popxl_gpt.execution.planning.model_size import flops_per_step
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SMALL = {"layers": 1, "hidden_size": 16, "heads": 2, "sequence_length": 8, "vocabulary_size": 30}
-SPLIT = "1 x 1 x 2"
 
 SCRIPT = """
 import sys, time
@@ -175,48 +175,36 @@ def test_two_checkouts_are_compared_round_by_round():
     assert trees.verdict(list(found.values()))["least_speed"] == pytest.approx(0.94)
 
 
-def test_shares_are_of_a_ceiling_that_is_measured_once_for_a_type_and_threads(monkeypatch):
+def test_shares_are_of_a_ceiling_that_is_measured_once_for_a_type(monkeypatch):
     asked = []
 
     def rate(dtype, *, from_cache):
-        asked.append((dtype, torch.get_num_threads(), from_cache))
+        asked.append((dtype, from_cache))
         return 1e9 if dtype is torch.float32 else 0.0
 
     monkeypatch.setattr(measuring, "multiply_rate", rate)
     harness.multiply_ceiling.cache_clear()
-    before = torch.get_num_threads()
     try:
         assert harness.ceiling_share(3e8, 0.5, "float32") == 0.6
         assert harness.ceiling_share(3e8, 1.0, "float32") == 0.3
-        assert harness.ceiling_share(3e8, 1.0, "float32", threads=7) == 0.3
         assert harness.ceiling_share(3e8, 1.0, "bfloat16") is None, "without a compiler"
     finally:
         harness.multiply_ceiling.cache_clear()
-    assert asked == [
-        (torch.float32, before, False),
-        (torch.float32, 7, False),
-        (torch.bfloat16, before, False),
-    ]
-    assert torch.get_num_threads() == before
+    assert asked == [(torch.float32, False), (torch.bfloat16, False)]
     assert [harness.percent(share) for share in (0.656, None)] == ["66%", "-"]
 
 
-def test_steps_are_counted_as_papers_count_them(monkeypatch):
+def test_steps_are_counted_as_papers_count_them():
     def forward(layers: int, hidden: int, sequence: int, vocabulary: int) -> int:
         """Operations of a token in GPT-2's products."""
         return 2 * layers * (12 * hidden * hidden + 2 * sequence * hidden) + 2 * hidden * vocabulary
 
     arguments = argparse.Namespace(**train_step.SHAPES["gpt2"])
     assert train_step.step_flops(arguments) == 3 * 1024 * forward(12, 768, 256, 50257)
-    for module in (shakespeare, replicas):
-        monkeypatch.setattr(module, "ceiling_share", lambda *given: given)
-    flops, *rest = shakespeare.step_share("phased", 65, 0.5)
-    assert (flops, rest) == (3 * 12 * 64 * forward(4, 128, 64, 65), [0.5, "float32"])
-    options = argparse.Namespace(layouts=[SPLIT], batch=8, **SMALL)
-    (several,) = [v for v in replicas.variants_of(options) if v.name == SPLIT]
-    flops, _, _, threads = replicas.step_share(several, 1.0)
-    assert flops == 3 * 8 * 8 * forward(1, 16, 8, 30)
-    assert threads == int(several.environment["OMP_NUM_THREADS"])
+    config = shakespeare.config_of("phased", 65, steps=50, seed=0)
+    assert flops_per_step(config) == 3 * 12 * 64 * forward(4, 128, 64, 65)
+    options = {"model": SMALL, "batch": 8, "layout": "1 x 1 x 2"}
+    assert flops_per_step(replicas.configuration(options)) == 3 * 8 * 8 * forward(1, 16, 8, 30)
 
 
 def test_median_and_spread_over_rounds():
@@ -232,6 +220,12 @@ def test_median_and_spread_over_rounds():
     assert times.spread == pytest.approx((4.0 - 2.0) / 3.0)
 
 
+def of_plain(measured: list[Measurement]) -> dict | None:
+    """The verdict beside plain PyTorch."""
+    variants = train_step.compare(measured, 10)["variants"]
+    return train_step.verdict(variants, *train_step.BARS["bar"])
+
+
 def test_bars_look_at_speed_and_memory():
     def verdict(speed: float, memory: float) -> bool:
         times = {
@@ -245,7 +239,7 @@ def test_bars_look_at_speed_and_memory():
             name="phased", peak_bytes=int(100 * memory), **{**times, "seconds": (1.0 / speed,)}
         )
         slow = Measurement(name="compiled", peak_bytes=10, **{**times, "seconds": (9.0,)})
-        return train_step.plain_verdict(train_step.compare([slow, plain, phased], 10))["met"]
+        return of_plain([slow, plain, phased])["met"]
 
     assert verdict(1.01, 1.19)
     assert not verdict(0.99, 1.0)
@@ -260,23 +254,14 @@ def test_without_a_baseline_nothing_is_met():
         "finish": {},
     }
     alone = Measurement(name="phased", peak_bytes=100, **times)
-    assert train_step.plain_verdict(train_step.compare([alone], 10)) is None
+    assert of_plain([alone]) is None
 
 
-def test_a_variant_that_there_is_not_is_refused(capsys):
-    arguments = argparse.Namespace(
-        **train_step.SHAPES["gpt2"],
-        dropout=0.0,
-        wide=False,
-        more=False,
-        offloading=False,
-        variants=["fast"],
-    )
-    with pytest.raises(SystemExit) as stopped:
+def test_a_variant_that_there_is_not_is_refused():
+    sizes = {**train_step.SHAPES["gpt2"], "dropout": 0.0, "wide": False, "offloading": False}
+    arguments = argparse.Namespace(**sizes, variants=["fast"])
+    with pytest.raises(BenchmarkError, match="got fast; expected some of: eager;"):
         train_step.variants_of(arguments, "float32")
-    assert (
-        stopped.value.code == 2 and "got fast; expected some of: eager;" in capsys.readouterr().err
-    )
 
 
 def test_table_aligns_its_columns():
