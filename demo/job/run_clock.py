@@ -15,7 +15,7 @@ from popxl_gpt.utils.runtime import gather
 
 WRITTEN = 2e8
 """Bytes of a checkpoint that a disk takes per second, at least."""
-ENDING = 0.5
+ENDING = 1.0
 """Seconds for reports and what else ends a run."""
 
 

@@ -23,6 +23,7 @@ from popxl_gpt.execution.planning.axes import (
     candidates,
     flops_of_token,
     matrices,
+    tokens_in_time,
 )
 from popxl_gpt.execution.planning.memory import activation_bytes, state_bytes
 from popxl_gpt.execution.planning.model_size import parameter_count
@@ -204,7 +205,7 @@ class _Sizing:
 
     def _tokens(self, config: Config) -> float:
         """Tokens that the run has time for."""
-        return self.known.speed * self.known.left / flops_of_token(config)
+        return tokens_in_time(config, self.known)
 
     def _fits(self, config: Config) -> bool:
         """Whether a trial, by what the last one took, ends within the share of trials; the first is

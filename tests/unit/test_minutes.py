@@ -244,6 +244,14 @@ def test_few_data_are_not_seen_more_often_than_is_of_use():
     assert few.model.hidden_size > many.model.hidden_size
 
 
+def test_small_models_that_see_no_text_twice_have_a_table_of_pairs_of_words():
+    small, large = choose(60).config.model, choose(60_000).config.model
+    assert small.hidden_size <= 256 < large.hidden_size
+    assert (small.bigram_rows, large.bigram_rows) == (16 * 5000, 0)
+    assert choose(60, text=Text(10_000, 4096)).config.model.bigram_rows == 0
+    assert choose(60, given={"bigram_rows"}, bigram_rows=7).config.model.bigram_rows == 7
+
+
 def test_what_was_given_stays():
     given = {
         "layers": 3,
