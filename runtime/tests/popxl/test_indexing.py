@@ -69,11 +69,21 @@ def test_boolean_masks_zero_what_they_do_not_choose():
 
 
 @pytest.mark.parametrize(
-    "key", ["a", True, None, 1.5, (..., 0), (0, None), (0, "a"), [[1], [2, 3]], [0.5]]
+    "key",
+    [
+        *("a", True, np.True_, None, 1.5, (..., 0), (0, None), (0, "a"), [[1], [2, 3]], [0.5]),
+        *((True, 0), (0, False), (np.True_, 0), ([0], [1]), ((0, 1), (1, 2)), (slice(2), [0])),
+        *((np.array(1), np.array(0)), (0, np.array([1]))),
+    ],
 )
 def test_other_keys_are_refused(key):
     with pytest.raises(TypeError, match="index: got .*; expected ints, slices"):
         evaluate(lambda t: t[key], ARRAY)
+
+
+def test_a_tensor_within_a_tuple_is_refused():
+    with pytest.raises(TypeError, match="index: got Tensor in a tuple for .*; expected ints"):
+        evaluate(lambda t, i: t[0, i], ARRAY, np.array([1], np.int32))
 
 
 @pytest.mark.parametrize("shape", [(3,), (5, 1), (4, 1, 3), (1, 1, 1)])
