@@ -180,7 +180,9 @@ def emit(definition: OpDefinition, arguments: dict[str, Any]) -> Op:
     for parameter, value in arguments.items():
         for tensor in (value,) if isinstance(value, Tensor) else flatten((value,)):
             check_operand(definition.name, parameter, tensor, graph)
-    if not definition.across and not definition.effects & CROSSING_EFFECTS:
+    # of the ops that a transform makes of others a program cannot move the operands
+    is_of_program = context.source is None
+    if is_of_program and not definition.across and not definition.effects & CROSSING_EFFECTS:
         check_one_place(definition.name, places_of_operands(arguments))
     context.refusal = None
     arguments = {parameter: plain(value) for parameter, value in arguments.items()}

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from popxl.dtypes import dtype
+from popxl.spec import check_dtype, check_sizes
 from popxl.tensor_methods import TensorMethods
 from popxl.tracing import CONTEXT
 from popxl.unpicklable import Unpicklable
@@ -27,8 +28,8 @@ class RemoteBuffer(Unpicklable):
         self, tensor_dtype: dtype, tensor_shape: tuple[int, ...], entries: int
     ) -> None:
         """Redefine dtype, shape of a slot, and number of slots. ValueError when entries < 1."""
-        self._dtype = tensor_dtype
-        self._shape = tuple(int(n) for n in tensor_shape)
+        self._dtype = check_dtype("RemoteBuffer: tensor_dtype", tensor_dtype)
+        self._shape = check_sizes("RemoteBuffer: tensor_shape", tensor_shape)
         self._shard_over: int | None = None
         """Replicas that share one value, where the maker of a sharded buffer has said so."""
         self.entries = entries
@@ -55,10 +56,9 @@ class RemoteBuffer(Unpicklable):
 
     @entries.setter
     def entries(self, value: int) -> None:
-        if value < 1:
-            raise ValueError(f"RemoteBuffer.entries: got {value}; expected at least 1.")
+        (entries,) = check_sizes("RemoteBuffer.entries", (value,), least=1)
         self._ir._check_open("RemoteBuffer.entries")
-        self._entries = int(value)
+        self._entries = entries
 
     @property
     def meta_shape(self) -> tuple[int, ...]:
@@ -67,7 +67,7 @@ class RemoteBuffer(Unpicklable):
 
     @meta_shape.setter
     def meta_shape(self, value: Iterable[int]) -> None:
-        self._meta_shape = tuple(int(n) for n in value)
+        self._meta_shape = check_sizes("RemoteBuffer.meta_shape", value)
 
     def validate_tensor_matches_buffer(self, t: TensorMethods[Any], num_shards: int = 1) -> None:
         """ValueError unless the tensor's shape (its meta_shape when num_shards is not 1) and dtype

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from popxl.dtypes import dtype
-from popxl.spec import TensorSpec
+from popxl.spec import TensorSpec, check_dtype, check_sizes
 from popxl.tensor_methods import TensorMethods
 from popxl.tracing import CONTEXT
 from popxl.unpicklable import Unpicklable
@@ -24,10 +24,11 @@ class Stream(Unpicklable):
     @classmethod
     def _make(cls, shape: Iterable[int], dtype: dtype, name: str) -> Any:
         self = cls.__new__(cls)
-        graph = CONTEXT.main_graph
-        self._tensor = graph._new_tensor(
-            TensorSpec(tuple(int(n) for n in shape), dtype), name, scoped=False
+        spec = TensorSpec(
+            check_sizes(f"{cls.__name__}: shape", shape),
+            check_dtype(f"{cls.__name__}: dtype", dtype),
         )
+        self._tensor = CONTEXT.main_graph._new_tensor(spec, name, scoped=False)
         return self
 
     @property

@@ -21,7 +21,7 @@ from popxl.program import (
 from popxl.remote_buffer import RemoteBuffer
 from popxl.replica_grouping import ReplicaGrouping
 from popxl.sharing import Sharing, set_sharing
-from popxl.spec import TensorSpec
+from popxl.spec import TensorSpec, check_sizes
 from popxl.utils import HostScalarTensor, HostTensor, ScalarType, host_array, to_host_value
 
 __all__ = [
@@ -273,7 +273,8 @@ def replica_sharded_buffer(
             f"replica_sharded_buffer: got shard_over {shard_over}; expected a divisor of the "
             f"group size {size}."
         )
-    whole = tuple(shape[1:]) if grouping.num_groups > 1 else tuple(shape)
+    sizes = check_sizes("replica_sharded_buffer: shape", shape)
+    whole = sizes[1:] if grouping.num_groups > 1 else sizes
     nelms = math.prod(whole)
     buffer = RemoteBuffer((-(-nelms // shard_over),), dtype, entries)
     buffer.meta_shape, buffer._shard_over = whole, shard_over

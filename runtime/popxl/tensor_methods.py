@@ -29,6 +29,11 @@ class Operators:
     table: OpTable
 
 
+def _is_basic_index(key: Any) -> bool:
+    """Whether a key chooses positions of one axis by numbers: True and False are none."""
+    return isinstance(key, (int, np.integer, slice)) and not isinstance(key, bool)
+
+
 class TensorMethods(Unpicklable, Generic[TensorT]):
     """Shape, dtype, methods and operators of `popxl.Tensor`, its only direct subclass."""
 
@@ -260,13 +265,13 @@ class TensorMethods(Unpicklable, Generic[TensorT]):
         return self._apply("logical_not", self)
 
     def __getitem__(self, key: Any) -> TensorT:
-        if isinstance(key, (int, np.integer, slice)) and not isinstance(key, bool):
-            key = (key,)
-        if isinstance(key, tuple) and all(isinstance(k, (int, np.integer, slice)) for k in key):
-            return self._basic_slice(key)
-        if isinstance(key, (str, bool, type(None))) or not isinstance(
-            key, (TensorMethods, np.ndarray, list, tuple)
-        ):
+        if isinstance(key, tuple) or _is_basic_index(key):
+            keys = key if isinstance(key, tuple) else (key,)
+            for k in keys:
+                if not _is_basic_index(k):
+                    raise self._wrong_index(f"{type(k).__name__} in a tuple")
+            return self._basic_slice(keys)
+        if not isinstance(key, (TensorMethods, np.ndarray, list)):
             raise self._wrong_index(type(key).__name__)
         return self._gather_or_mask(key)
 

@@ -11,6 +11,7 @@ from popxl.dtypes import bfloat16, dtype
 from popxl.errors import DTypeError
 from popxl.fp8_utils import FLOAT8, FORMATS, scaled_to_fp8
 from popxl.fp8_utils import host_pow2scale_cast_to_fp8 as host_pow2scale_cast_to_fp8  # exported
+from popxl.spec import check_dtype
 
 ScalarType = int | float | bool
 HostTensor = np.ndarray | Iterable[ScalarType]
@@ -82,6 +83,8 @@ def host_array(
     nan_on_overflow: bool | None = None,
 ) -> np.ndarray:
     """The same as `to_numpy`; errors begin with ``what`` the data are for, in the user's words."""
+    if dtype is not None:
+        check_dtype(f"{what}: dtype", dtype)
     if dtype not in FORMATS and (log2_scale is not None or nan_on_overflow is not None):
         raise RuntimeError(
             f"{what}: got log2_scale or nan_on_overflow with dtype {dtype}; expected them "

@@ -14,6 +14,7 @@ import popxl
 from popdist import exchange
 from popxl import ReplicaGrouping, Tensor, ops
 from popxl.sharing import Sharing, set_sharing
+from popxl.spec import check_dtype
 from popxl.tensor import HostTensor, Variable
 from popxl.utils import host_array, is_uniform, to_host_value
 
@@ -82,6 +83,8 @@ class VariableFactory:
         replica_grouping: ReplicaGrouping | None = None,
         shard_over: int = 1,
     ) -> None:
+        if dtype is not None:
+            check_dtype(f"variable '{name}': dtype", dtype)
         try:
             self.data_iter = _Peekable(data_iter)
             first = _as_item(self.data_iter.peek(), dtype, name)

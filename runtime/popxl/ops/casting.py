@@ -6,6 +6,7 @@ from popxl.errors import DTypeError
 from popxl.fp8_utils import FLOAT8, FORMATS
 from popxl.opdef import Cost, op
 from popxl.ops.checks import check_float8, check_log2_scale, elementwise_cost, refuse_to_execute
+from popxl.spec import check_dtype
 from popxl.tensor import Tensor, TensorSpec
 
 
@@ -19,6 +20,7 @@ def cast(t: Tensor, data_type: dtype) -> TensorSpec:
         DTypeError: for a float8 type on either side, which pow2scale_cast_to_fp8 and
             pow2scale_cast_from_fp8 convert; from sessions, from complex numbers to others.
     """
+    check_dtype("cast: data_type", data_type)
     for what, given in (("t", t.dtype), ("data_type", data_type)):
         if given in FLOAT8:
             raise DTypeError(

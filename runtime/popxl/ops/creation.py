@@ -10,6 +10,7 @@ from popxl.context import get_current_graph
 from popxl.errors import UndefinedValue
 from popxl.graph import Graph
 from popxl.opdef import Cost, op
+from popxl.spec import check_dtype, check_sizes
 from popxl.tensor import Tensor, TensorSpec
 
 CODE_LOCATION = Literal["buffer", "executable"]
@@ -49,7 +50,8 @@ def init(
     """
     if init_type not in ("zero", "undef"):
         raise ValueError(f"init: got init_type {init_type!r}; expected 'zero' or 'undef'.")
-    return TensorSpec(shape, dtype, meta_shape or ())
+    sizes = check_sizes("init: shape", shape)
+    return TensorSpec(sizes, check_dtype("init: dtype", dtype), meta_shape or ())
 
 
 @init.cost

@@ -18,6 +18,7 @@ from popxl.ops.checks import (
     refuse_to_execute,
 )
 from popxl.ops.shape import reshape, transpose
+from popxl.spec import check_dtype
 from popxl.tensor import Tensor, TensorSpec
 
 
@@ -65,6 +66,8 @@ def _matmul(
     check_computes_in_one_dtype("matmul", lhs=lhs, rhs=rhs)
     shape = _product_shape("matmul", lhs, rhs)
     lhs.ir._pb_ir.getSessionOptions().check()
+    if output_type is not None:
+        check_dtype("matmul: output_type", output_type)
     if partials_type not in (None, dtypes.float16, dtypes.float32):
         raise ValueError(
             f"matmul: got partials_type {partials_type!r}; expected float16 or float32."

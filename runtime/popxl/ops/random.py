@@ -15,6 +15,7 @@ from popxl.dtypes import dtype
 from popxl.errors import DTypeError, ShapeError
 from popxl.opdef import Cost, op
 from popxl.ops.checks import check_floating, refuse_to_execute
+from popxl.spec import check_dtype
 from popxl.tensor import Tensor, TensorSpec
 
 INTEGER_OPERATIONS_PER_DRAW = 13
@@ -139,6 +140,7 @@ def shaped_dropout_cost(
 
 def _check_drawn(name: str, seed_tensor: Tensor, data_type: dtype) -> None:
     check_seed(name, "seed_tensor", seed_tensor)
+    check_dtype(f"{name}: dtype", data_type)
     if not data_type.is_floating_point or data_type.itemsize == 1:
         error = (
             f"{name}: got dtype {data_type.name}; expected floating point of 16 bits or more. "

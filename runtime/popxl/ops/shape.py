@@ -34,10 +34,11 @@ def resolve_shape(name: str, t: Tensor, shape: Iterable[int]) -> tuple[int, ...]
             f"{name}: got shape {shape!r} for t {t.spec}; expected a list or tuple of sizes."
         )
     given = tuple(int(n) for n in shape)
-    if any(n < -1 or n == 0 for n in given) or given.count(-1) > 1:
+    is_wrong = any(n < -1 for n in given) or given.count(-1) > 1
+    if is_wrong or (0 in given and (t.nelms or -1 in given)):
         raise ShapeError(
             f"{name}: got shape {list(given)} for t {t.spec}; expected positive sizes and at "
-            "most one -1."
+            "most one -1; or, of a tensor without elements, a 0 and no -1."
         )
     known = math.prod(n for n in given if n != -1)
     result = tuple(t.nelms // known if n == -1 else n for n in given)
@@ -219,11 +220,6 @@ def _slice(
     """The static slice; `slice` documents it."""
     slices = resolve_slices(t.shape, start, stop, step, axis)
     shape = tuple(len(range(*s.indices(n))) for s, n in zip(slices, t.shape))
-    if 0 in shape:
-        raise ShapeError(
-            f"slice: got start={start}, stop={stop}, step={step}, axis={axis} for t {t.spec}; "
-            f"expected at least one element on every axis, but the result has shape {list(shape)}."
-        )
     return TensorSpec(shape, t.dtype)
 
 
@@ -238,11 +234,11 @@ def slice(
 
     Negative positions count from the end, a negative step reverses. Entry i of the lists is for
     axis ``axis[i]``; without ``axis``, for axis i. None entries mean the whole axis. Without start,
-    stop and step the result is t itself.
+    stop and step the result is t itself. Nothing selected gives an axis of size 0.
 
     Shapes: t [a], any dtype -> on each axis the number of elements selected, t's dtype.
     Raises:
-        ShapeError: lists of different lengths, an unknown axis, a step of 0, or an empty result.
+        ShapeError: lists of different lengths, an unknown axis, or a step of 0.
     """
     return t if start is stop is step is None else _slice(t, start, stop, step, axis)
 
@@ -345,10 +341,10 @@ def resolve_splits(t: Tensor, splits: int | Sequence[int], axis: int) -> tuple[i
             "of lengths."
         )
     lengths = tuple(int(n) for n in splits)
-    if sum(lengths) != size or any(n < 1 for n in lengths):
+    if sum(lengths) != size or any(n < 0 for n in lengths):
         raise ShapeError(
-            f"split: got splits {list(lengths)} for axis {axis} of t {t.spec}; expected positive "
-            f"lengths that add up to {size}."
+            f"split: got splits {list(lengths)} for axis {axis} of t {t.spec}; expected lengths of "
+            f"at least 0 that add up to {size}."
         )
     return lengths
 

@@ -243,6 +243,8 @@ def _regions_of_result(
     """The place where a result that aliases operands is; () for one with storage of its own."""
     sources = aliased(result)
     op = result._op
+    if not result.nelms:  # it shares no element with anything
+        return ()
     if len(sources) != 1 or op is None:
         return _joined(sources, regions)
     found = regions.get(sources[0]) or (Region(sources[0]),)

@@ -38,8 +38,8 @@ def select(t: torch.Tensor, slices: Sequence[slice]) -> tuple[torch.Tensor, list
     for axis, (s, size) in enumerate(zip(slices, t.shape)):
         start, stop, step = s.indices(size)
         if step < 0:
-            last = start + (len(range(start, stop, step)) - 1) * step
-            start, stop, step = last, start + 1, -step
+            positions = range(start, stop, step)[::-1]
+            start, stop, step = positions.start, positions.stop, positions.step
             reversed_axes.append(axis)
         ascending.append(slice(start, stop, step))
     return t[tuple(ascending)], reversed_axes

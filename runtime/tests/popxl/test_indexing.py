@@ -10,6 +10,7 @@ from helpers.interpreted import run_graph
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from popxl import ops
+from popxl.transforms import autodiff
 
 SPEC = popxl.TensorSpec((4, 5, 3), popxl.float32)
 ARRAY = np.arange(60, dtype=np.float32).reshape(4, 5, 3)
@@ -38,13 +39,52 @@ def keys(size):
 @given(st.tuples(keys(4)) | st.tuples(keys(4), keys(5)) | st.tuples(keys(4), keys(5), keys(3)))
 def test_integers_and_slices_index_as_in_numpy(key):
     expected = ARRAY[key]
-    if expected.size == 0:
-        with pytest.raises(ValueError, match="at least one element"):
-            evaluate(lambda t: t[key], ARRAY)
-        return
     graph, (result,) = evaluate(lambda t: t[key], ARRAY)
     assert graph.outputs[0].shape == expected.shape
     np.testing.assert_array_equal(result, expected)
+
+
+NOTHING = [
+    *(slice(2, 2), slice(3, 1), slice(1, 3, -1), slice(9, None)),
+    *(
+        (slice(None, None, -1), slice(2, 2)),
+        (1, slice(2, 2)),
+        (slice(0, 0), 2),
+        (0, 0, slice(0, 0)),
+    ),
+]
+
+
+@pytest.mark.parametrize("key", NOTHING)
+def test_slices_that_select_nothing_index_as_in_numpy_and_have_gradients(key):
+    with popxl.Ir().main_graph as main:
+        data = popxl.variable(ARRAY)
+        graph = main.ir.create_graph(lambda t: t[key].flatten(), data)
+        gradient = autodiff(graph)
+        call = ops.call_with_info(graph, data)
+        ones = popxl.constant(np.ones(0, np.float32))
+        (dx,) = ops.call(gradient.graph, ones, inputs_dict=gradient.inputs_dict(call))
+        results = [data[key], ops.concat([data[key]] * 2), ops.sum(data[key]), dx]
+        streams = [popxl.d2h_stream(t.shape, t.dtype) for t in results]
+        for stream, t in zip(streams, results):
+            ops.host_store(stream, t)
+    with popxl.Session(main.ir) as session:
+        found = session.run()
+    empty = ARRAY[key]
+    expected = [empty, np.concatenate([empty] * 2), np.float32(0), np.zeros_like(ARRAY)]
+    for stream, want in zip(streams, expected):
+        np.testing.assert_array_equal(found[stream], want, strict=True)
+
+
+def test_writing_to_a_view_of_nothing_needs_no_order_and_changes_nothing():
+    with popxl.Ir().main_graph as main:
+        t = popxl.variable(ARRAY)
+        one = popxl.constant(1, popxl.float32)
+        ops.add_(ops.slice_(t, 2, 2), one)
+        stream = popxl.d2h_stream(t.shape, t.dtype)
+        ops.host_store(stream, ops.add_(t, one))
+    with popxl.Session(main.ir) as session:
+        np.testing.assert_array_equal(session.run()[stream], ARRAY + 1)
 
 
 @pytest.mark.parametrize("key", [2, slice(1, 3), -1])
@@ -69,11 +109,21 @@ def test_boolean_masks_zero_what_they_do_not_choose():
 
 
 @pytest.mark.parametrize(
-    "key", ["a", True, None, 1.5, (..., 0), (0, None), (0, "a"), [[1], [2, 3]], [0.5]]
+    "key",
+    [
+        *("a", True, np.True_, None, 1.5, (..., 0), (0, None), (0, "a"), [[1], [2, 3]], [0.5]),
+        *((True, 0), (0, False), (np.True_, 0), ([0], [1]), ((0, 1), (1, 2)), (slice(2), [0])),
+        *((np.array(1), np.array(0)), (0, np.array([1]))),
+    ],
 )
 def test_other_keys_are_refused(key):
     with pytest.raises(TypeError, match="index: got .*; expected ints, slices"):
         evaluate(lambda t: t[key], ARRAY)
+
+
+def test_a_tensor_within_a_tuple_is_refused():
+    with pytest.raises(TypeError, match="index: got Tensor in a tuple for .*; expected ints"):
+        evaluate(lambda t, i: t[0, i], ARRAY, np.array([1], np.int32))
 
 
 @pytest.mark.parametrize("shape", [(3,), (5, 1), (4, 1, 3), (1, 1, 1)])

@@ -13,6 +13,7 @@ import numpy as np
 import popxl
 import popxl_addons as addons
 import pytest
+import torch
 from popart import popart_exception
 from popxl import fp8_utils, ops
 from popxl.context import get_current_context, get_source_location
@@ -197,6 +198,7 @@ def entries_of(n: int):
 REMOTE = [
     Misuse("no entries", ValueError, "expected at least 1", lambda: buffer(entries=0)),
     Misuse("entries set to 0", ValueError, "expected at least 1", lambda: entries_of(0)),
+    Misuse("a part of an entry", ValueError, "got 1.9; expected at least 1, in whole", lambda: buffer(entries=1.9)),
     Misuse("a tensor of another shape", ValueError, "expected float32", lambda: ops.remote_store(buffer(), 0, ones(3))),
     Misuse("a tensor that does not match", ValueError, "expected float32",
            lambda: buffer().validate_tensor_matches_buffer(ones(3))),
@@ -222,6 +224,75 @@ def sharded_elsewhere():
 def mapped_variable():
     with tempfile.NamedTemporaryFile() as file:
         popxl.variable(np.memmap(file.name, "float64", "w+", shape=(4,)), name="v")
+
+
+TYPES = {
+    "a variable": lambda of: popxl.variable(1.0, of),
+    "a remote variable": lambda of: popxl.remote_variable(np.ones(2), buffer(), 0, of),
+    "a constant": lambda of: popxl.constant([1.0], of),
+    "an input": lambda of: popxl.graph_input((2,), of),
+    "an input stream": lambda of: popxl.h2d_stream((2,), of),
+    "an output stream": lambda of: popxl.d2h_stream((2,), of),
+    "a remote buffer": lambda of: popxl.remote_buffer((2,), of),
+    "a sharded buffer": lambda of: popxl.replica_sharded_buffer((2,), of),
+    "a spec": lambda of: popxl.TensorSpec((2,), of),
+    "a new tensor": lambda of: ops.init((2,), of),
+    "a cast": lambda of: ops.cast(ones(2), of),
+    "a product": lambda of: ops.matmul(ones(2, 2), ones(2, 2), output_type=of),
+    "a draw": lambda of: ops.random_normal(ops.init((2,), popxl.uint32), (2,), dtype=of),
+    "a factory": lambda of: addons.VariableFactory(lambda: np.ones(2), of, "w"),
+    "an array": lambda of: to_numpy([1.0], of),
+}
+"""What takes an element type."""
+
+
+@pytest.mark.parametrize("take", TYPES.values(), ids=TYPES)
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        (np.float16, "float16"),
+        (np.dtype("float32"), "float32"),
+        ("float16", "float16"),
+        (torch.bfloat16, "bfloat16"),
+        (float, "float32"),
+    ],
+    ids=str,
+)
+def test_what_stands_for_an_element_type_elsewhere_is_refused_with_the_name_of_popxls(
+    take, given, meant
+):
+    with popxl.Ir(2).main_graph:
+        with pytest.raises(TypeError, match="got .*; expected a popxl.dtype") as e:
+            take(given)
+        assert str(e.value).endswith(f"Pass popxl.dtypes.{meant}.")
+        take(popxl.dtype.as_dtype(given))
+
+
+SIZES = {
+    "an input": lambda shape: popxl.graph_input(shape, popxl.float32),
+    "an input stream": lambda shape: popxl.h2d_stream(shape, popxl.float32),
+    "an output stream": lambda shape: popxl.d2h_stream(shape, popxl.float32),
+    "a remote buffer": lambda shape: popxl.remote_buffer(shape, popxl.float32),
+    "a sharded buffer": lambda shape: popxl.replica_sharded_buffer(shape, popxl.float32),
+    "a spec": lambda shape: popxl.TensorSpec(shape, popxl.float32),
+    "the whole of a shard": lambda shape: popxl.TensorSpec((2,), popxl.float32, shape),
+    "a new tensor": lambda shape: ops.init(shape, popxl.float32),
+    "a draw": lambda shape: ops.random_normal(ops.init((2,), popxl.uint32), shape),
+}
+"""What takes a shape."""
+
+
+@pytest.mark.parametrize("take", SIZES.values(), ids=SIZES)
+def test_shapes_of_other_than_whole_numbers_are_refused(take):
+    with popxl.Ir(2).main_graph:
+        for shape, says in (((-2,), "-2"), ((3, -1), "3, -1"), ((2.7,), "2.7")):
+            with pytest.raises(ValueError, match=f"got {says}; expected at least 0, in whole"):
+                take(shape)
+        for shape in (("x",), (np.inf,), 2):
+            with pytest.raises(TypeError, match="got .*; expected whole numbers, of a"):
+                take(shape)
+        take((np.int64(2), 3))
+        take([0])
 
 
 VALUES = [

@@ -140,6 +140,39 @@ def test_gradients_from_two_devices_add_up_on_one(ir: popxl.Ir) -> None:
     torch.testing.assert_close(dx, x.exp() * (x.sin() + x.cos()))
 
 
+@pytest.mark.parametrize(
+    "move",
+    [ops.io_tile_copy, lambda t: ops.ipu_copy(t, 1, 0)],
+    ids=["on other tiles", "on another device"],
+)
+@pytest.mark.parametrize("repeats", [False, True], ids=["used", "used in a loop"])
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda y: y * y,
+        lambda y: y / y * 2.0,
+        lambda y: y**3.0,
+        lambda y: ops.add(y, y),
+        *(ops.sin, ops.tanh, ops.gelu, lambda y: ops.softmax(y, 1)),
+        lambda y: ops.max(y, 0, keepdims=True) * popxl.constant(np.ones((2, 1), np.float32)),
+    ],
+    ids=["mul", "div", "pow", "add", "sin", "tanh", "gelu", "softmax", "max"],
+)
+def test_operands_in_another_place_than_their_op_have_gradients(
+    move: Any, repeats: bool, use: Any
+) -> None:
+    def gradient(move: Any) -> torch.Tensor:
+        ir = popxl.Ir()
+        body = graph_of(ir, lambda x: use(move(ops.exp(x))), X)
+        graph = graph_of(ir, lambda x: ops.repeat(body, 2, x)[0], X) if repeats else body
+        x = torch.arange(6.0).reshape(2, 3) / 6
+        [dx] = gradients(ir, graph, autodiff(graph), [x], [x])
+        verify(ir)
+        return dx
+
+    assert torch.equal(gradient(move), gradient(lambda t: t))
+
+
 def test_an_input_that_nothing_depends_on_gets_zeros(ir: popxl.Ir) -> None:
     graph = graph_of(ir, lambda x, w: ops.exp(x), X, W)
     info = autodiff(graph)
