@@ -124,23 +124,28 @@ class DotTree(Generic[L]):
     def insert(self, key: Key, value: Any, overwrite: bool = False) -> None:
         """Put a leaf or subtree under a dotted name or a number, making the subtrees on the way.
 
-        Subtrees on the way keep their other entries; they are copied, so that other trees that
-        share them stay as they are.
-
         Raises:
-            ValueError: the name is there, or a leaf is on the way, and not ``overwrite``, which
-                replaces it; or the name is negative, or is no identifier and no number.
+            ValueError: what the name begins with is there and not ``overwrite``, or the name is
+                negative, or is no identifier and no number. With ``overwrite`` an entry is
+                replaced, and subtrees on the way keep their others; they are copied, so that other
+                trees that share them stay as they are.
         """
+        where = f"{type(self).__name__}.insert"
         if isinstance(key, int) and key < 0:
+            raise ValueError(f"{where}: got {key}; expected a number from 0 on.")
+        first = self._parts(key)[0]
+        if first in self._map and not overwrite:
             raise ValueError(
-                f"{type(self).__name__}.insert: got {key}; expected a number from 0 on."
+                f"{where}: got {key!r}, of which {first!r} is taken; expected a new name. Pass "
+                "overwrite=True to replace it, or to add to it."
             )
         self._put(key, value, overwrite)
 
     def _put(
         self, key: Key, value: Any, overwrite: bool = False, own: set[int] | None = None
     ) -> None:
-        """The same as `insert`, for a tree that is made name by name.
+        """The same as `insert`, but where no entry is replaced subtrees on the way may be there: a
+        tree made name by name.
 
         Args:
             own: ids of the subtrees that no other tree shares, while the tree is made: they need no

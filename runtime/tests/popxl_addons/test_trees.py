@@ -57,28 +57,22 @@ def test_inserting_copies_the_subtrees_on_the_way():
     assert copy.b.w == 5
 
 
-def test_a_name_below_a_subtree_is_new_unless_it_is_there_or_a_leaf_is_in_the_way():
+def test_a_name_below_one_that_is_there_is_taken_unless_it_is_to_be_merged():
     t = tree()
-    shared = DotTree(inner=t.b)
-    for key, says in (
-        ("b.w", "'b.w', which is taken; expected a new name"),
-        ("layers.1", "'layers.1', which is taken; expected a new name"),
-        ("b", "'b', which is taken; expected a new name"),
-        ("a.b", "'a.b', but 'a' is a leaf; expected a subtree"),
-        ("b.w.deep", "'b.w.deep', but 'w' is a leaf; expected a subtree"),
-    ):
-        with pytest.raises(ValueError, match=f"got {says}"):
+    for key in ("b.new", "b.w", "layers.1.y", "a.b", "b.new.deep"):
+        with pytest.raises(
+            ValueError, match=rf"got '{key}', of which '{key[0]}.*' is taken; expected a new name"
+        ):
             t.insert(key, 0)
     assert t.to_dict() == tree().to_dict()
-    t.insert("b.new.deep", 6)
-    t.insert("layers.1.y", 8)
-    t.insert("c.x", 9)
-    assert t.b.to_dict() == {"w": 1, "a": 2, "new.deep": 6}
-    assert t.layers.to_dict() == {"0": 4, "1.x": 5, "1.y": 8} and t.c.x == 9
-    assert shared.to_dict() == {"inner.w": 1, "inner.a": 2}
+    t.insert("b.new.deep", 6, overwrite=True)
     t.insert("b.w", 7, overwrite=True)
+    t.insert("layers.1.y", 8, overwrite=True)
+    t.insert("c.x", 9)
+    assert t.b.to_dict() == {"w": 7, "a": 2, "new.deep": 6}
+    assert t.layers.to_dict() == {"0": 4, "1.x": 5, "1.y": 8} and t.c.x == 9
     t.insert("a.b", 10, overwrite=True)
-    assert t.b.to_dict() == {"w": 7, "a": 2, "new.deep": 6} and t.a.b == 10
+    assert t.a.b == 10
 
 
 def test_trees_map_filter_and_pair_up_by_name():
@@ -99,7 +93,7 @@ def test_trees_map_filter_and_pair_up_by_name():
         (lambda t: t.insert("a", 0), ValueError, "is taken; expected a new name"),
         (lambda t: t.insert(-1, 0), ValueError, "expected a number from 0 on"),
         (lambda t: t.insert("no-name", 0), ValueError, "expected identifiers or numbers"),
-        (lambda t: t.insert("a.b", 0), ValueError, "'a' is a leaf"),
+        (lambda t: t.insert("a.b", 0), ValueError, "of which 'a' is taken"),
         (lambda t: t.from_dict({"a": 1, "a.b": 2}), ValueError, "is a leaf"),
         (lambda t: t.from_dict({"a.b": 1, "a": 2}), ValueError, "'a', which is taken"),
         (lambda t: t.get("z"), KeyError, "expected one of b, a, layers"),
