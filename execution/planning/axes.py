@@ -284,7 +284,7 @@ SHAPES = (
 )  # fmt: skip
 """Layers and hidden sizes, from the smallest model on."""
 HEAD_SIZE = 64
-PAIRS, PAIRED_WIDTH = 16, 256
+BIGRAMS_PER_WORD, BIGRAM_WIDTH = 16, 256
 """Rows of the table of pairs of words for each word, and the widest model that has one. 2 layers of
 128 come to 1.290 bits a byte from 480 steps of 4,096 tokens of a dictionary without a table, to
 1.259 with 4 rows for each word and to 1.248 with 16, for about a hundredth of a step's time. Wider
@@ -355,12 +355,12 @@ def _batches(config: Config, known: Known) -> Iterator[Values]:
     }
 
 
-def _pairs(config: Config, known: Known) -> Iterator[Values]:
+def _bigrams(config: Config, known: Known) -> Iterator[Values]:
     """Rows of a table of pairs of words, where a small model sees no text twice."""
     model, text = config.model, known.text
     is_new = text is None or tokens_in_time(config, known) <= text.tokens
-    has_table = is_new and model.hidden_size <= PAIRED_WIDTH
-    yield {"bigram_rows": PAIRS * model.vocabulary_size if has_table else 0}
+    has_table = is_new and model.hidden_size <= BIGRAM_WIDTH
+    yield {"bigram_rows": BIGRAMS_PER_WORD * model.vocabulary_size if has_table else 0}
 
 
 def _batch(config: Config, known: Known, wanted: float) -> int:
@@ -409,6 +409,6 @@ SIZE = Axis(("layers", "hidden_size", "heads"), _sizes)
 BATCH_AND_RATE = Axis(
     ("global_batch_size", "micro_batch_size", "learning_rate", "minimum_learning_rate"), _batches
 )
-PAIRS_OF_WORDS = Axis(("bigram_rows",), _pairs)
-TRAINED = (DATA, PRECISION, LENGTH, SIZE, PAIRS_OF_WORDS, BATCH_AND_RATE)
+BIGRAMS = Axis(("bigram_rows",), _bigrams)
+TRAINED = (DATA, PRECISION, LENGTH, SIZE, BIGRAMS, BATCH_AND_RATE)
 """Axes of what is trained in a given time. Those after the size have one value for each of it."""

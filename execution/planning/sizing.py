@@ -200,12 +200,8 @@ class _Sizing:
         """Whether this size learns more in the time than a smaller one."""
         needed = TOKENS_PER_PARAMETER * matrices(config)
         text = self.known.text
-        epochs = 0.0 if text is None else self._tokens(smaller) / text.tokens
-        return self._tokens(config) >= needed or epochs > EPOCHS
-
-    def _tokens(self, config: Config) -> float:
-        """Tokens that the run has time for."""
-        return tokens_in_time(config, self.known)
+        epochs = 0.0 if text is None else tokens_in_time(smaller, self.known) / text.tokens
+        return tokens_in_time(config, self.known) >= needed or epochs > EPOCHS
 
     def _fits(self, config: Config) -> bool:
         """Whether a trial, by what the last one took, ends within the share of trials; the first is
