@@ -1,13 +1,15 @@
 """A small GPT as speed runs train it today, in plain PyTorch: rotary positions, RMSNorm without
-gains, normalised queries and keys, squared ReLU, value embeddings, an untied head with capped
-logits, no biases, and Muon.
+gains, normalised queries and keys, short convolutions, squared ReLU, value embeddings, an untied
+head with capped logits, no biases, and Muon. A table of bigrams may stand beside that of words.
 
 Weights are float32, all arithmetic but norms and losses is in the model's type. Nothing here knows
 of the rest of the repository.
 
 Sources: K. Jordan et al. 2024, "modded-nanogpt", github.com/KellerJordan/modded-nanogpt; So et al.
 2021, "Primer", arXiv:2109.08668 (squared ReLU); Zhou et al. 2024, "Value Residual Learning",
-arXiv:2410.17897; Gemma Team 2024, arXiv:2408.00118, section 2 (capped logits).
+arXiv:2410.17897; Gemma Team 2024, arXiv:2408.00118, section 2 (capped logits); Allen-Zhu 2025,
+"Physics of Language Models: Part 4.1", arXiv:2512.17351 (short convolutions); Svenstrup et al.
+2017, "Hash Embeddings", arXiv:1709.03933 (pairs of words that share rows).
 """
 
 # B batch, S sequence, H hidden size, A heads, D = H / A, V vocabulary.
@@ -35,6 +37,10 @@ class ModernModel:
     vocabulary_size: int
     value_embeddings: int = 2
     """Blocks, the last ones, that add an embedding of the word to attention's values."""
+    convolution_size: int = 4
+    """Tokens that a short convolution sees, the own one included; 1: there are none."""
+    bigram_rows: int = 0
+    """Of the table of bigrams; 0: there is none."""
     logit_cap: float = 15.0
     """Logits are this times tanh of themselves over this."""
     rotary_base: float = 10_000.0
@@ -49,6 +55,8 @@ class ModernTraining:
     """Muon's, for updates whose root mean square is that of an orthogonal matrix."""
     embedding_rate: float = 0.2
     head_rate: float = 0.004
+    bigram_rate: float = 0.2
+    """Over that of words."""
     scalar_rate: float = 0.01
     momentum: float = 0.95
     betas: tuple[float, float] = (0.8, 0.95)
@@ -80,6 +88,39 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((first * cos + second * sin, second * cos - first * sin), dim=-1)
 
 
+class Convolution(nn.Module):
+    """Adds to each token those shortly before it, each times a factor per channel. Starts as the
+    identity.
+    """
+
+    def __init__(self, size: int, features: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(size - 1, features))  # the nearest token first
+
+    def forward(self, x: Tensor) -> Tensor:  # [B, S, features]
+        before, length = self.weight.shape[0], x.shape[1]
+        rows, factors = F.pad(x, (0, 0, before, 0)), self.weight.to(x.dtype)
+        for n in range(before):
+            x = x + factors[n] * rows[:, before - 1 - n :][:, :length]
+        return x
+
+
+class Bigrams(nn.Module):
+    """A vector for each pair of words, from a table of fewer rows; starts with zeros."""
+
+    def __init__(self, rows: int, model: ModernModel):
+        super().__init__()
+        self.table = nn.Embedding(rows, model.hidden_size)
+        nn.init.zeros_(self.table.weight)
+        step = round(rows * (math.sqrt(5) - 1) / 2)  # words before lie far apart
+        offsets = torch.arange(model.vocabulary_size + 1) * step % rows  # the first: of none
+        self.register_buffer("offsets", offsets, persistent=False)
+
+    def forward(self, ids: Tensor) -> Tensor:  # [B, S] -> [B, S, H]
+        before = F.pad(ids[:, :-1] + 1, (1, 0))
+        return self.table((ids + self.offsets[before]) % self.table.num_embeddings)
+
+
 class Block(nn.Module):
     """Attention and feed-forward, each after a norm and added to what comes in."""
 
@@ -91,11 +132,18 @@ class Block(nn.Module):
         self.up = Linear(hidden, 4 * hidden, hidden**-0.5)
         self.down = Linear(4 * hidden, hidden, 0.0)
         self.value_shares = nn.Parameter(torch.tensor([0.5, 0.5])) if has_value_embedding else None
+        features = {"attention": hidden, "qkv": 3 * hidden, "feed_forward": hidden}
+        size = model.convolution_size
+        made = {
+            name: Convolution(size, n) if size > 1 else nn.Identity()
+            for name, n in features.items()
+        }
+        self.convolutions = nn.ModuleDict(made)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, word_values: Tensor | None) -> Tensor:
         batch, sequence, hidden = x.shape
-        qkv = self.qkv(norm(x)).view(batch, sequence, 3, self.model.heads, -1)
-        q, k, v = qkv.unbind(2)  # each [B, S, A, D]
+        qkv = self.convolutions["qkv"](self.qkv(self.convolutions["attention"](norm(x))))
+        q, k, v = qkv.view(batch, sequence, 3, self.model.heads, -1).unbind(2)  # each [B, S, A, D]
         if self.value_shares is not None:
             own, word = self.value_shares.to(v.dtype)
             v = own * v + word * word_values.view_as(v)
@@ -103,7 +151,7 @@ class Block(nn.Module):
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.output(y.transpose(1, 2).reshape(batch, sequence, hidden))
-        return x + self.down(F.relu(self.up(norm(x))).square())
+        return x + self.down(F.relu(self.up(self.convolutions["feed_forward"](norm(x)))).square())
 
 
 class ModernGPT(nn.Module):
@@ -113,6 +161,7 @@ class ModernGPT(nn.Module):
         super().__init__()
         self.model, size = model, (model.vocabulary_size, model.hidden_size)
         self.word = nn.Embedding(*size)
+        self.bigrams = Bigrams(model.bigram_rows, model) if model.bigram_rows else None
         first = model.layers - model.value_embeddings
         self.values = nn.ModuleList(nn.Embedding(*size) for _ in range(model.value_embeddings))
         self.blocks = nn.ModuleList(Block(model, n >= first) for n in range(model.layers))
@@ -127,7 +176,8 @@ class ModernGPT(nn.Module):
         """Scores of the next token, float32: ids [B, S] -> [B, S, V]."""
         dtype, cap = self.model.dtype, self.model.logit_cap
         cos, sin = self.cos[: ids.shape[1]], self.sin[: ids.shape[1]]
-        x = norm(self.word(ids).to(dtype))
+        x = self.word(ids) if self.bigrams is None else self.word(ids) + self.bigrams(ids)
+        x = norm(x.to(dtype))
         without = len(self.blocks) - len(self.values)
         for number, block in enumerate(self.blocks):
             has_values = number >= without
@@ -140,8 +190,8 @@ class ModernGPT(nn.Module):
         return F.cross_entropy(self.logits(ids).flatten(0, 1), labels.flatten())
 
     def matrices(self) -> list[Tensor]:
-        """Weights of the blocks, which Muon updates."""
-        return [p for block in self.blocks for p in block.parameters() if p.ndim == 2]
+        """Weights of the blocks' products, which Muon updates."""
+        return [module.weight for module in self.blocks.modules() if isinstance(module, Linear)]
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
@@ -199,10 +249,16 @@ class ModernTrainer:
     def __init__(self, gpt: ModernGPT, training: ModernTraining, *, compiled: bool = False):
         self.gpt, self.training = gpt, training
         self.loss = torch.compile(gpt, dynamic=False) if compiled else gpt
-        scalars = [b.value_shares for b in gpt.blocks if b.value_shares is not None]
+        matrices = {id(p) for p in gpt.matrices()}
+        scalars = [p for p in gpt.blocks.parameters() if id(p) not in matrices]
         width = math.sqrt(768 / gpt.model.hidden_size)  # rates are given for a width of 768
+        words = training.embedding_rate * width
         groups = [
-            ([gpt.word.weight, *gpt.values.parameters()], training.embedding_rate * width),
+            ([gpt.word.weight, *gpt.values.parameters()], words),
+            (
+                [] if gpt.bigrams is None else [gpt.bigrams.table.weight],
+                training.bigram_rate * words,
+            ),
             ([gpt.head.weight], training.head_rate * width),
             (scalars, training.scalar_rate),
         ]

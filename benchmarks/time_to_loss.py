@@ -99,8 +99,8 @@ SEARCHES = {
     ),
     "modern": Search(
         start={"schedule": "wsd", "warmup": 0.0, "decay": 0.5, "lowest": 0.0}
-        | {"rate": 1.0, "batch": 8, "size": "4x256x4"},
-        axes={"rate": RATES, "batch": (4, 8, 16, 32), "size": SIZES},
+        | {"rate": 1.0, "batch": 8, "size": "4x256x4", "bigrams": 0},
+        axes={"rate": RATES, "batch": (4, 8, 16, 32), "size": SIZES, "bigrams": (0, 4, 16)},
     ),
 }
 

@@ -31,6 +31,7 @@ class NanoGPT:
         settings = options["settings"]
         torch.manual_seed(options["seed"])
         self.sequences, self.rate = settings["batch"], settings["rate"]
+        self.bigrams = settings.get("bigrams", 0)
         how, _, precision = settings["mode"].partition("-")  # as in compiled-bfloat16
         layers, hidden, heads = map(int, settings["size"].split("x"))
         sizes = {name: options[name] for name in ("sequence_length", "vocabulary_size")}
@@ -68,7 +69,9 @@ class Modern(NanoGPT):
     """The modern recipe."""
 
     def made(self, sizes: Figures, dtype: torch.dtype, compiled: bool) -> ModernTrainer:
-        gpt = ModernGPT(ModernModel(**sizes, dtype=dtype))
+        gpt = ModernGPT(
+            ModernModel(**sizes, bigram_rows=self.bigrams * sizes["vocabulary_size"], dtype=dtype)
+        )
         return ModernTrainer(gpt, ModernTraining(), compiled=compiled)
 
     def train(self, batches: list[Batch], factor: float) -> float:

@@ -8,7 +8,8 @@ the largest model is taken that learns enough; with both of them all axes are op
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import popdist
@@ -53,6 +54,11 @@ class Axis:
     """Values that the settings may have in a configuration, which is not checked."""
     words: Callable[[Config], str] = lambda config: ""
     """What is chosen, for people; nothing of what is usual."""
+
+
+def usual(axis: Axis) -> Axis:
+    """An axis with the first of its values alone."""
+    return replace(axis, values=lambda config, known: islice(axis.values(config, known), 1))
 
 
 def candidates(
@@ -284,17 +290,27 @@ SHAPES = (
 )  # fmt: skip
 """Layers and hidden sizes, from the smallest model on."""
 HEAD_SIZE = 64
-BIGRAMS_PER_WORD, BIGRAM_WIDTH = 16, 256
-"""Rows of the table of pairs of words for each word, and the widest model that has one. 2 layers of
-128 come to 1.290 bits a byte from 480 steps of 4,096 tokens of a dictionary without a table, to
-1.259 with 4 rows for each word and to 1.248 with 16, for about a hundredth of a step's time. Wider
-models were not measured, nor texts that are seen more than once.
+BIGRAMS_WORTH, BIGRAM_WIDTH = {16: 1.33, 4: 1.24}, 256
+"""What a step is worth with so many rows of the table of bigrams for each word, over one without a
+table; and the widest model that has one. 2 layers of 128 come to 1.290 bits a byte from 480 steps
+of 4,096 tokens of a dictionary without a table, to 1.259 with 4 rows for each word and to 1.248
+with 16; a hundredth of the time is 0.0013. What rows cost is a hundredth of a step where products
+are slow, and a fifth where they are fast. Wider models were not measured, nor texts that are seen
+more than once.
 """
 BATCH = 2.6
-"""Tokens of a batch over the root of all that the run sees. 4 layers of 256 learn most from 2.4 M
-tokens, in 5 minutes on two cores, with batches of 4,096: of 2,048 they see fewer in the time, of
-8,192 they learn less from each. What a batch may have grows with about the root of the tokens:
-Zhang et al. 2024, "How does critical batch size scale in pre-training?", arXiv:2410.21676.
+"""Tokens of a batch over the root of all that the run sees, at least. 4 layers of 256 learn most
+from 2.4 M tokens, in 5 minutes on two cores with AVX2, with batches of 4,096: of 2,048 they see
+fewer in the time, of 8,192 they learn less from each. What a batch may have grows with about the
+root of the tokens: Zhang et al. 2024, "How does critical batch size scale in pre-training?",
+arXiv:2410.21676.
+"""
+CRITICAL = 10
+"""The critical batch over the usual one, for which a step is worth half of what one of all tokens
+is: 1 / (1 + critical / batch). In a minute on two cores with AMX 2 layers of 128 take 95, 146 and
+255 ms for steps of 2,048, 4,096 and 8,192 tokens, and come to 1.367, 1.311 and 1.297 bits a byte.
+Source: McCandlish et al. 2018, "An Empirical Model of Large-Batch Training", arXiv:1812.06162,
+equation 2.11.
 """
 LEAST_BATCH, MOST_AT_ONCE = 2048, 4096
 """Tokens of the smallest batch, for products of fewer are slower, and of a micro-batch at most: 4
@@ -335,32 +351,49 @@ def _heads(hidden: int) -> int:
 
 
 def _batches(config: Config, known: Known) -> Iterator[Values]:
-    """A batch for all the tokens that the run will see, as many sequences of it at a time as are of
-    use, and the rate that goes with both.
+    """The usual batch for all the tokens that the run will see, and ever larger ones; as many
+    sequences of it at a time as are of use, and the rate that goes with both.
     """
     training, execution, model = config.training, config.execution, config.model
-    length, tokens = model.sequence_length, tokens_in_time(config, known)
-    batch = training.global_batch_size
-    if "global_batch_size" not in known.given:
-        batch = _batch(config, known, max(LEAST_BATCH, BATCH * math.sqrt(tokens)) / length)
-    sizes = batch, training.rampup_batch_size or batch, training.rampup_increment or batch
-    yield {
-        "global_batch_size": batch,
-        "micro_batch_size": math.gcd(
-            *(size // execution.widening for size in sizes),
-            2 ** int(math.log2(max(1, MOST_AT_ONCE // length))),
-        ),
-        "learning_rate": RATE * math.sqrt(RATE_WIDTH / model.hidden_size),
-        "minimum_learning_rate": 0.0,
-    }
+    length = model.sequence_length
+    wanted = usual_batch(config, known) / length
+    for times in (1, 2, 4):
+        batch = training.global_batch_size
+        if "global_batch_size" not in known.given:
+            batch = _batch(config, known, times * wanted)
+        sizes = batch, training.rampup_batch_size or batch, training.rampup_increment or batch
+        yield {
+            "global_batch_size": batch,
+            "micro_batch_size": math.gcd(
+                *(size // execution.widening for size in sizes),
+                2 ** int(math.log2(max(1, MOST_AT_ONCE // length))),
+            ),
+            "learning_rate": RATE * math.sqrt(RATE_WIDTH / model.hidden_size),
+            "minimum_learning_rate": 0.0,
+        }
 
 
 def _bigrams(config: Config, known: Known) -> Iterator[Values]:
-    """Rows of a table of pairs of words, where a small model sees no text twice."""
+    """Rows of a table of bigrams, ever fewer, where a small model sees no text twice."""
     model, text = config.model, known.text
     is_new = text is None or tokens_in_time(config, known) <= text.tokens
     has_table = is_new and model.hidden_size <= BIGRAM_WIDTH
-    yield {"bigram_rows": BIGRAMS_PER_WORD * model.vocabulary_size if has_table else 0}
+    for per_word in BIGRAMS_WORTH if has_table else (0,):
+        yield {"bigram_rows": per_word * model.vocabulary_size}
+
+
+def worth(config: Config, known: Known) -> float:
+    """What a step is worth beside others of models of this size: in a time in which worth over
+    seconds comes to more, the model learns more.
+    """
+    rows = config.model.bigram_rows / config.model.vocabulary_size
+    table = next((gain for least, gain in BIGRAMS_WORTH.items() if rows >= least), 1.0)
+    return table / (1 + CRITICAL * usual_batch(config, known) / config.tokens_per_step)
+
+
+def usual_batch(config: Config, known: Known) -> float:
+    """Tokens of a batch by the number of all that the run will see."""
+    return max(LEAST_BATCH, BATCH * math.sqrt(tokens_in_time(config, known)))
 
 
 def _batch(config: Config, known: Known, wanted: float) -> int:
@@ -410,5 +443,8 @@ BATCH_AND_RATE = Axis(
     ("global_batch_size", "micro_batch_size", "learning_rate", "minimum_learning_rate"), _batches
 )
 BIGRAMS = Axis(("bigram_rows",), _bigrams)
-TRAINED = (DATA, PRECISION, LENGTH, SIZE, BIGRAMS, BATCH_AND_RATE)
+REFINED = (BATCH_AND_RATE, BIGRAMS)
+"""Axes along which a size is refined by what its steps take: the first values are the usual ones.
+"""
+TRAINED = (DATA, PRECISION, LENGTH, SIZE, usual(BIGRAMS), usual(BATCH_AND_RATE))
 """Axes of what is trained in a given time. Those after the size have one value for each of it."""

@@ -112,10 +112,12 @@ def test_a_decay_keeps_its_share_where_the_steps_of_a_run_become_known():
 
 
 class Machine:
-    """One on which a step takes what its products do, in bfloat16 so many times as fast."""
+    """One on which a step takes what its products do, in bfloat16 so many times as fast, and so
+    many seconds of its own and for each row of bigrams.
+    """
 
-    def __init__(self, speed: float, narrow: float = 1.0):
-        self.speed, self.narrow, self.tried = speed, narrow, []
+    def __init__(self, speed: float, narrow: float = 1.0, own: float = 0.0, row: float = 0.0):
+        self.speed, self.narrow, self.own, self.row, self.tried = speed, narrow, own, row, []
 
     def __call__(self, config: Config) -> Trial:
         self.tried.append(config)
@@ -124,7 +126,8 @@ class Machine:
         products = matrices + model.vocabulary_size * model.hidden_size
         attention = 12 * model.layers * model.sequence_length * model.hidden_size
         speed = self.speed * (self.narrow if model.precision == "bfloat16" else 1.0)
-        return Trial(2.0, (6 * products + attention) * config.tokens_per_step / speed)
+        seconds = (6 * products + attention) * config.tokens_per_step / speed
+        return Trial(2.0, self.own + self.row * model.bigram_rows + seconds)
 
 
 TEXT = Text(
@@ -187,7 +190,7 @@ def test_trials_take_no_more_than_their_share_beside_the_first(monkeypatch, buil
 
 @pytest.mark.parametrize("build", [2.0, 50.0])
 def test_with_a_search_for_the_way_to_execute_it_that_way_is_tried_and_trained(build):
-    machine, asked = Machine(6e10), []
+    machine, asked = Machine(3e11), []
 
     def execute(config: Config, seconds: float) -> tuple[Config, str]:
         asked.append(seconds)
@@ -250,6 +253,29 @@ def test_small_models_that_see_no_text_twice_have_a_table_of_pairs_of_words():
     assert (small.bigram_rows, large.bigram_rows) == (16 * 5000, 0)
     assert choose(60, text=Text(10_000, 4096)).config.model.bigram_rows == 0
     assert choose(60, given={"bigram_rows"}, bigram_rows=7).config.model.bigram_rows == 7
+
+
+def refined(given=(), text=TEXT, **costs):
+    """What ten minutes come to on a machine with such costs, and what was tried for it."""
+    config = preset("modern", schedule="wsd", input_files=("train",), validate_every=0)
+    machine = Machine(6e10, **costs)
+    names = {"input_files", "precision", *given}
+    return chosen(config, names, text, 600.0, machine).config, machine.tried
+
+
+def test_steps_that_take_time_whatever_their_batch_have_larger_batches():
+    alone, beside = (refined(own=own)[0].tokens_per_step for own in (0.0, 1.0))
+    assert beside == 2 * alone
+    given, _ = refined({"global_batch_size"}, own=1.0)
+    assert given.training.global_batch_size == preset("modern").training.global_batch_size
+
+
+def test_a_table_of_bigrams_has_fewer_rows_where_they_take_more_time_than_they_save():
+    (cheap, _), (dear, tried) = refined(), refined(row=2e-6)
+    assert cheap.model.bigram_rows == 16 * 5000 and dear.model.bigram_rows == 4 * 5000
+    assert {config.model.bigram_rows for config in tried} == {16 * 5000, 4 * 5000}
+    kept, _ = refined({"bigram_rows"}, row=2e-6)
+    assert kept.model.bigram_rows == preset("modern").model.bigram_rows
 
 
 def test_what_was_given_stays():
@@ -425,10 +451,10 @@ def test_the_prediction_is_what_the_machine_does_in_the_time():
 
 def test_what_was_given_has_no_other_reason():
     values = {"layers": 3, "hidden_size": 96, "heads": 3, "learning_rate": 1e-3}
-    values |= {"global_batch_size": 12, "micro_batch_size": 4}
+    values |= {"global_batch_size": 12, "micro_batch_size": 4, "bigram_rows": 7}
     for given in ((), tuple(values)):
         reasons = choose(600, given=given, **{name: values[name] for name in given}).reasons
-        for line in reasons[2:5]:
+        for line in reasons[2:6]:
             assert ("as given" in line) == bool(given), line
 
 

@@ -309,7 +309,7 @@ static inline Vector choose_below(Vector x, float limit, Vector y, Vector z) {
 // tanh(x) to 4 units in the last place: near zero by a polynomial, beyond by an exponential; of 9.1
 // it is one. Coefficients: Cephes' tanhf (Moshier).
 template <class N>
-static inline N hyperbolic_tangent(N x) {
+static inline N hyperbolic_tangent(N x, float) {
   const N square = x * x;
   N p = fused(square, -5.70498872745e-3f, 2.06390887954e-2f);
   p = fused(p, square, -5.37397155531e-2f);
@@ -317,6 +317,14 @@ static inline N hyperbolic_tangent(N x) {
   p = fused(p, square, -3.33332819422e-1f);
   const N far = 1.0f - 2.0f / (exponential(at_most(at_least(x, -9.1f), 9.1f) * 2.0f) + 1.0f);
   return choose_below(square, 0.390625f, fused(p * square, x, x), far);
+}
+
+// To 2e-6 of one: 1 - 2 / (1 + exp(2x)).
+template <class N>
+static inline N hyperbolic_tangent(N x, bfloat16) {
+  const N e = power_of_two(at_most(at_least(x, -9.1f), 9.1f) * (2.0f * LOG2_E));
+  const N r = reciprocal_of_next(e);
+  return fused(fused(r, fused(-1.0f - e, r, 1.0f), r), -2.0f, 1.0f);  // with a third step
 }
 
 // GELU's tanh form: x * sigmoid(2u), 2u = C (x + 0.044715 x**3), and its slope, as exactly as
