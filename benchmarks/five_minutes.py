@@ -178,7 +178,7 @@ class Baseline:
 
 ENTRIES: "dict[str, Entry | Baseline]" = {
     "ours": OURS,
-    "modern": Baseline(kind="modern", start="size=4x192x3 batch=16"),
+    "modern": Baseline(kind="modern", start="size=2x128x2 batch=32 bigrams=4"),
     "nanogpt": Baseline(kind="nanogpt", start="size=4x192x3 batch=16"),
 }
 FLAGS: Flags = {

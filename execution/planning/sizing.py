@@ -198,10 +198,9 @@ class _Sizing:
                 step = self._measure(other).step if is_new else self.trials[other].step
                 if worth(other, known) / step > worth(best, known) / self.trials[best].step:
                     best = other
+                    self._go_by(best)
                 elif is_new:
                     break
-        if best != candidate:
-            self._go_by(best)
         return best
 
     def _changed(self, config: Config, **values: Any) -> Config:
@@ -231,12 +230,12 @@ class _Sizing:
 
     def _fits(self, config: Config) -> bool:
         """Whether a trial, by what the last one took, ends within the share of trials; the first is
-        made in any case. What building takes grows with what is computed.
+        made in any case. Building runs a step, too.
         """
         if self.last is None:
             return True
         step = config.tokens_per_step * flops_of_token(config) / self.known.speed
-        build = self.last.build * max(1.0, step / self.last.step)
+        build = self.last.build + max(0.0, step - self.last.step)
         return self.spent + Trial(build, step).seconds <= TRIAL_SHARE * self.known.seconds
 
     def _measure(self, config: Config) -> Trial:

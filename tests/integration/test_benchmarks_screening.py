@@ -1,0 +1,98 @@
+"""The techniques that are screened: each begins as the recipe without it, and learns."""
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks import screening
+from benchmarks.modern_gpt import Bigrams, Convolution, ModernGPT, ModernModel, orthogonal
+from popxl_gpt.config.presets import preset
+
+MODEL = ModernModel(
+    layers=4,
+    hidden_size=32,
+    heads=2,
+    sequence_length=16,
+    vocabulary_size=64,
+    dtype=torch.float32,
+)
+IDS = torch.arange(32).reshape(2, 16) * 7 % 64
+
+
+def model_of(technique: str) -> screening.ScreenedGPT:
+    torch.manual_seed(1)
+    plain = ModernGPT(MODEL)
+    torch.nn.init.normal_(plain.head.weight)  # it starts with zeros, which would hide all else
+    gpt = screening.ScreenedGPT(MODEL, frozenset({technique}))
+    gpt.load_state_dict(plain.state_dict(), strict=False)
+    with torch.no_grad():
+        gpt.expected = plain.logits(IDS)
+    return gpt
+
+
+@pytest.mark.parametrize("technique", [screening.NONE, *screening.TECHNIQUES])
+def test_a_technique_begins_as_the_recipe_without_it(technique):
+    gpt = model_of(technique)
+    if technique == "back_out":  # which takes a fifth of the middle away
+        gpt.blocks[0].back_out.data.zero_()
+    with torch.no_grad():
+        torch.testing.assert_close(gpt.logits(IDS), gpt.expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "technique", ["residual_scales", "back_out", "smear", "attention_gates", "value_gates"]
+)
+def test_a_technique_of_the_model_has_numbers_that_learn(technique):
+    gpt, known = model_of(technique), {name for name, _ in ModernGPT(MODEL).named_parameters()}
+    for block in gpt.blocks:  # they start with zeros, which pass nothing on
+        torch.nn.init.normal_(block.output.weight)
+        torch.nn.init.normal_(block.down.weight)
+    gpt(IDS, IDS.roll(-1, 1)).backward()
+    own = [p for name, p in gpt.named_parameters() if name not in known]
+    assert own and all(p.grad.abs().sum() > 0 for p in own)
+
+
+@pytest.mark.parametrize("way, worst", [(orthogonal, 0.35), (screening.polar, 0.15)])
+def test_a_way_of_making_updates_orthogonal_brings_singular_values_near_one(way, worst):
+    torch.manual_seed(1)
+    u, _ = torch.linalg.qr(torch.randn(48, 32))
+    values = torch.logspace(-1, 0, 32)
+    found = torch.linalg.svdvals(way((u * values).mT[None])[0])
+    assert (found - 1).abs().max() < worst
+
+
+def test_rows_are_made_even_without_a_change_of_length():
+    muon = screening.ScreenedMuon(frozenset({"normuon"}), [], 0.95, torch.float32)
+    torch.manual_seed(1)
+    u, part = torch.randn(8, 4) * torch.logspace(-2, 0, 8)[:, None], torch.zeros(8, 4)
+    even = muon._even(u, part)
+    assert float(even.norm()) == pytest.approx(float(u.norm()), rel=1e-5)
+    np.testing.assert_allclose(even.norm(dim=1), u.norm() / 8**0.5, rtol=1e-4)
+
+
+def test_a_convolution_adds_what_is_shortly_before():
+    layer, x = Convolution(4, 3), torch.randn(2, 6, 3)
+    torch.nn.init.normal_(layer.weight)
+    y = x.clone()
+    for back in (1, 2, 3):
+        y[:, back:] += layer.weight[back - 1] * x[:, :-back]
+    torch.testing.assert_close(layer(x), y)
+
+
+def test_bigrams_have_the_rows_that_the_applications_have():
+    from popxl_gpt.modelling.embedding import GOLDEN_RATIO
+
+    rows, words = 50, np.array([[3, 9, 3, 0]])
+    table = Bigrams(rows, MODEL)
+    table.table.weight.data = torch.arange(rows).float()[:, None].expand(rows, 32).clone()
+    before = np.array([[-1, 3, 9, 3]])
+    expected = (words + (before + 1) * round(rows * GOLDEN_RATIO) % rows) % rows
+    np.testing.assert_array_equal(table(torch.from_numpy(words))[..., 0].detach(), expected)
+    assert preset("modern").model.convolution_size == ModernModel.convolution_size
+
+
+def test_an_interval_is_students_of_the_pairs():
+    mean, low, high = screening.interval([0.01, 0.02, 0.03])
+    assert mean == pytest.approx(0.02) and high - mean == pytest.approx(2.920 * 0.01 / 3**0.5)
+    assert low == pytest.approx(2 * mean - high)
+    assert screening.interval([0.01])[1:] == (-np.inf, np.inf)
