@@ -15,7 +15,6 @@ from popxl_gpt.config.schema import Config
 from popxl_gpt.data.known_text import Text
 from popxl_gpt.execution.planning.axes import (
     BATCH,
-    LEAST_BATCH,
     RATE,
     RATE_WIDTH,
     REFINED,
@@ -40,9 +39,9 @@ TOKENS_PER_PARAMETER = 8
 learns less than a smaller one. In 5 minutes of a dictionary on two cores with AMX, with 4 rows of
 bigrams a word and batches of 8,192, 2 layers of 128 come to 1.067 bits a byte (25 tokens for each),
 2 of 192 to 1.093 (6.1) and 4 of 192 to 1.087 (2.4); in a minute 2 of 128 to 1.37 (2.7) and 2 of 192
-to 1.46 (0.8). On AVX-512, without bigrams, 4 layers of 192 (2.1) and 2 (5.7) are alike after 5 minutes of
-other text, 0.980 and 0.987. Others have 12 for each of matrices and head:
-"nanochat", github.com/karpathy/nanochat.
+to 1.46 (0.8). On AVX-512, without bigrams, 4 layers of 192 (2.1) and 2 (5.7) are alike after 5
+minutes of other text, 0.980 and 0.987. Others have 12 for each of matrices and head: "nanochat",
+github.com/karpathy/nanochat.
 """
 EPOCHS = 4
 """Times that a text is seen: up to the fourth it is worth nearly as much. Source: Muennighoff et
@@ -278,7 +277,7 @@ class _Sizing:
             f"at least {TOKENS_PER_PARAMETER:g} where time allows", "layers", "hidden_size"
         )
         batch_reason = self._why(
-            f"{BATCH:g} times the root of all tokens, {LEAST_BATCH} or more, by what steps take",
+            f"{BATCH:g} times the root of all tokens or more, by what steps take",
             "global_batch_size",
         )
         rows, words = model.bigram_rows, model.vocabulary_size

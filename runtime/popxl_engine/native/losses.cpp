@@ -106,7 +106,7 @@ extern "C" {
   }                                                                                              \
   void softcap_logsumexp_##NAME(const T* logits, int64_t stride, float* totals, float cap,       \
                                 int64_t rows, int64_t columns, int threads) {                    \
-    logsumexp(logits, stride, totals, rows, columns, threads, Softcap<T>{cap});                     \
+    logsumexp(logits, stride, totals, rows, columns, threads, Softcap<T>{cap});                  \
   }                                                                                              \
   void logsumexp_grad_##NAME(const T* logits, int64_t stride, const float* totals,               \
                              const float* scales, const float* picked, const int64_t* indices,   \
@@ -120,7 +120,7 @@ extern "C" {
                                      const int64_t* indices, T* result, int64_t result_stride,   \
                                      float cap, int64_t rows, int64_t columns, int threads) {    \
     logsumexp_grad(logits, stride, totals, scales, picked, indices, result, result_stride, rows, \
-                   columns, threads, Softcap<T>{cap});                                              \
+                   columns, threads, Softcap<T>{cap});                                           \
   }
 
 FOR_TYPE(float, f32)
