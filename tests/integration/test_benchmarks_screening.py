@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import screening
+from benchmarks import screened_gpt, screening
 from benchmarks.modern_gpt import Bigrams, Convolution, ModernGPT, ModernModel, orthogonal
 from popxl_gpt.config.presets import preset
 
@@ -19,11 +19,11 @@ MODEL = ModernModel(
 IDS = torch.arange(32).reshape(2, 16) * 7 % 64
 
 
-def model_of(technique: str) -> screening.ScreenedGPT:
+def model_of(technique: str) -> screened_gpt.ScreenedGPT:
     torch.manual_seed(1)
     plain = ModernGPT(MODEL)
     torch.nn.init.normal_(plain.head.weight)  # it starts with zeros, which would hide all else
-    gpt = screening.ScreenedGPT(MODEL, frozenset({technique}))
+    gpt = screened_gpt.ScreenedGPT(MODEL, frozenset({technique}))
     gpt.load_state_dict(plain.state_dict(), strict=False)
     with torch.no_grad():
         gpt.expected = plain.logits(IDS)
@@ -52,7 +52,7 @@ def test_a_technique_of_the_model_has_numbers_that_learn(technique):
     assert own and all(p.grad.abs().sum() > 0 for p in own)
 
 
-@pytest.mark.parametrize("way, worst", [(orthogonal, 0.35), (screening.polar, 0.15)])
+@pytest.mark.parametrize("way, worst", [(orthogonal, 0.35), (screened_gpt.polar, 0.15)])
 def test_a_way_of_making_updates_orthogonal_brings_singular_values_near_one(way, worst):
     torch.manual_seed(1)
     u, _ = torch.linalg.qr(torch.randn(48, 32))
@@ -62,7 +62,7 @@ def test_a_way_of_making_updates_orthogonal_brings_singular_values_near_one(way,
 
 
 def test_rows_are_made_even_without_a_change_of_length():
-    muon = screening.ScreenedMuon(frozenset({"normuon"}), [], 0.95, torch.float32)
+    muon = screened_gpt.ScreenedMuon(frozenset({"normuon"}), [], 0.95, torch.float32)
     torch.manual_seed(1)
     u, part = torch.randn(8, 4) * torch.logspace(-2, 0, 8)[:, None], torch.zeros(8, 4)
     even = muon._even(u, part)

@@ -6,7 +6,7 @@ import torch
 
 from popxl_engine.kernels.linalg import (
     matrix_product,
-    multiplies_natively,
+    multiplies_halves,
     product,
     rows_on_boundaries,
 )
@@ -24,7 +24,7 @@ multiplied again.
 @kernel("fused_gemm_bias")
 def gemm_bias(lhs: torch.Tensor, rhs: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """lhs @ rhs + bias: [m, k], [k, n], [n] -> [m, n]."""
-    is_slow = lhs.dtype in TORCH_HALF_DTYPES and not (lhs.is_cuda or multiplies_natively(lhs.dtype))
+    is_slow = lhs.dtype in TORCH_HALF_DTYPES and not multiplies_halves(lhs)
     if is_slow and not native.multiplies_few(lhs, rhs):
         return product(lhs, rhs, torch.float32).add_(bias).to(lhs.dtype)
     return matrix_product(lhs, rhs, bias)
@@ -37,7 +37,7 @@ def masked_scores(
     """lhs @ rhs * scale + mask in one pass over the result: [..., m, k], [..., k, n], [m, n] ->
     [..., m, n].
     """
-    is_slow = lhs.dtype in TORCH_HALF_DTYPES and not (lhs.is_cuda or multiplies_natively(lhs.dtype))
+    is_slow = lhs.dtype in TORCH_HALF_DTYPES and not multiplies_halves(lhs)
     if is_slow or multiplies_small(lhs, rhs):
         return product(lhs, rhs, torch.float32).mul_(scale).add_(mask).to(lhs.dtype)
     shape = (*lhs.shape[:-1], rhs.shape[-1])

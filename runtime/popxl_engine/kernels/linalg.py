@@ -28,6 +28,13 @@ def multiplies_natively(dtype: torch.dtype) -> bool:
     )
 
 
+def multiplies_halves(t: torch.Tensor) -> bool:
+    """Whether matrices of a 16-bit tensor's type are multiplied as they are where it is: a GPU's,
+    or what stands for one in a plan, on any.
+    """
+    return not native.is_here(t.device) or multiplies_natively(t.dtype)
+
+
 @functools.cache
 def prefers_onednn() -> bool:
     """Whether float32 products of matrices are faster in oneDNN than in torch.mm.
@@ -147,9 +154,7 @@ def product(lhs: torch.Tensor, rhs: torch.Tensor, result: torch.dtype) -> torch.
         return small
     if lhs.dim() == rhs.dim() == 2 and result == lhs.dtype and native.multiplies_few(lhs, rhs):
         return few_rows(lhs, rhs, None)
-    if lhs.dtype in TORCH_HALF_DTYPES and (
-        result != lhs.dtype or not (lhs.is_cuda or multiplies_natively(lhs.dtype))
-    ):
+    if lhs.dtype in TORCH_HALF_DTYPES and (result != lhs.dtype or not multiplies_halves(lhs)):
         return product(lhs.to(torch.float32), rhs.to(torch.float32), torch.float32).to(result)
     is_integer = not (lhs.is_floating_point() or lhs.is_complex())
     # CUDA has no integer matrix product; float64 is exact up to 2**53

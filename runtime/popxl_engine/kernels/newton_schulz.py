@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from popxl.ops.newton_schulz import Coefficients, is_by_gram_matrix
 
-from popxl_engine.kernels.linalg import matrix_product, multiplies_natively, prefers_onednn
+from popxl_engine.kernels.linalg import matrix_product, multiplies_halves, prefers_onednn
 from popxl_engine.kernels.registry import kernel
 from popxl_engine.kernels.rounding import TORCH_HALF_DTYPES, as_float32
 
@@ -31,7 +31,7 @@ def newton_schulz(
     # by rows first: one sum of a matrix would depend on the number of threads
     norm = wide.square().sum(2).sum(1).sqrt_().add_(eps)
     x = wide / norm[:, None, None]
-    is_fast = t.dtype not in TORCH_HALF_DTYPES or t.is_cuda or multiplies_natively(t.dtype)
+    is_fast = t.dtype not in TORCH_HALF_DTYPES or multiplies_halves(t)
     x = x.to(t.dtype) if is_fast else x
     if is_by_gram_matrix(t.shape, t.element_size()):
         x = _on_gram_matrix(x, coefficients, steps)

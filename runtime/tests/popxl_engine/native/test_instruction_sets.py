@@ -3,11 +3,12 @@
 import platform
 from pathlib import Path
 
+import popxl
 import pytest
 from poprun.environment import EnvironmentVariableError
-from popxl import extensions
+from popxl import extensions, ops
 from popxl_engine.kernels import linalg
-from popxl_engine.native import build, instruction_sets
+from popxl_engine.native import build, instruction_sets, library
 from popxl_engine.native.instruction_sets import AMX, BF16, SETS, V3, VARIABLE
 
 X86, ARM = "x86_64", "aarch64"
@@ -52,6 +53,23 @@ def test_of_a_named_set_other_instructions_are_used_nowhere(
     assert not linalg.multiplies_natively.__wrapped__(linalg.torch.float16)
     flags = [word for word in build.flags_for(build._named_flags()) if "arch" in word]
     assert flags == [] and build._named_flags() == ("-march=x86-64-v3",)
+
+
+@pytest.mark.parametrize("dtype", [popxl.float16, popxl.bfloat16], ids=str)
+def test_a_plan_for_a_gpu_is_the_same_whatever_this_cpu_multiplies(
+    dtype: popxl.dtypes.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ir = popxl.Ir()
+    with ir.main_graph:
+        x = ops.host_load(popxl.h2d_stream((256, 256), dtype, "x"))
+        ops.host_store(popxl.d2h_stream(x.shape, dtype, "y"), x @ x)
+    peaks = {}
+    for multiplies in (False, True):
+        monkeypatch.setattr(linalg, "multiplies_natively", lambda _, does=multiplies: does)
+        monkeypatch.setattr(library, "has_tiles", lambda: False)
+        peaks[multiplies] = [extensions.plan(ir, device=name).peak_bytes for name in ("cuda", "cpu")]
+    (card, slow), (same, fast) = peaks.values()
+    assert card == same and slow > fast, "a CPU without 16 bits makes copies of 32"
 
 
 def test_each_set_has_a_file_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

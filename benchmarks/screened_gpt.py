@@ -1,0 +1,178 @@
+"""The modern recipe in plain PyTorch with techniques of other recipes, for `screening.py`.
+
+Sources: Amsel et al. 2025, "The Polar Express", arXiv:2505.16932; Li et al. 2025, "NorMuon",
+arXiv:2510.05491; Jordan et al. 2024, "modded-nanogpt"; Karpathy 2025, "nanochat"; Qiu et al. 2025,
+"Gated Attention for Large Language Models", arXiv:2505.06708; Chen et al. 2025, "Cautious Weight
+Decay", arXiv:2510.12402.
+"""
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmarks import modern_gpt
+from benchmarks.modern_gpt import ModernGPT, ModernModel, ModernTrainer, ModernTraining
+from benchmarks.screening import HEADS, HIDDEN, LAYERS, LENGTH, NONE
+
+CAUTIOUS = 0.1
+"""Weight decay, times the rate, where update and weight agree in sign."""
+FEATURES = 12
+"""Of a token, from which gates are made."""
+POLAR = (
+    (8.156554524902461, -22.48329292557795, 15.878769915207462),
+    (4.042929935166739, -2.808917465908714, 0.5000178451051316),
+    (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
+    (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
+    (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
+)
+"""The coefficients of each step of the Polar Express, with its safety factor of 1.02."""
+
+
+def polar(matrices: Tensor) -> Tensor:
+    """`modern_gpt.orthogonal` by the Polar Express."""
+    x = matrices / (matrices.norm(dim=(1, 2), keepdim=True) * 1.02 + 1e-6)
+    for first, third, fifth in POLAR:
+        square = x @ x.mT
+        x = first * x + torch.baddbmm(square * third, square, square, alpha=fifth) @ x
+    return x
+
+
+class Gate(nn.Module):
+    """A number of 0 to 2 for each head of a token, from its first features; starts at 1."""
+
+    def __init__(self, heads: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(heads, FEATURES))
+
+    def forward(self, x: Tensor) -> Tensor:  # [B, S, H] -> [B, S, heads, 1]
+        return 2 * torch.sigmoid(F.linear(x[..., :FEATURES], self.weight.to(x.dtype)))[..., None]
+
+
+class ScreenedGPT(ModernGPT):
+    """The modern model with techniques, by their names."""
+
+    def __init__(self, model: ModernModel, techniques: frozenset[str]):
+        super().__init__(model)
+        self.techniques, heads = techniques, model.heads
+        first = model.layers - len(self.values)
+        for number, block in enumerate(self.blocks):
+            has_gate = "value_gates" in techniques and number >= first
+            block.value_gate = Gate(heads) if has_gate else None
+            block.head_gate = Gate(heads) if "attention_gates" in techniques else None
+            if "residual_scales" in techniques:
+                block.scales = nn.Parameter(torch.tensor([1.0, 0.0]))
+        if "back_out" in techniques:
+            self.blocks[0].back_out = nn.Parameter(torch.tensor(0.2))
+        if "smear" in techniques:
+            self.blocks[0].smear = nn.Parameter(torch.zeros(1 + FEATURES))
+
+    def logits(self, ids: Tensor) -> Tensor:
+        """Scores of the next token, float32: ids [B, S] -> [B, S, V]."""
+        model, start = self.model, self.blocks[0]
+        dtype, cap, without = model.dtype, model.logit_cap, model.layers - len(self.values)
+        cos, sin = self.cos[: ids.shape[1]], self.sin[: ids.shape[1]]
+        x = self.word(ids) if self.bigrams is None else self.word(ids) + self.bigrams(ids)
+        x = modern_gpt.norm(x.to(dtype))
+        if "smear" in self.techniques:
+            scale, weight = start.smear.to(dtype).tensor_split([1])
+            share = scale * torch.sigmoid(x[..., :FEATURES] @ weight)[..., None]
+            x = x + share * F.pad(x[:, :-1], (0, 0, 1, 0))
+        first = middle = x
+        for number, block in enumerate(self.blocks):
+            if "residual_scales" in self.techniques:
+                own, of_first = block.scales.to(dtype)
+                x = own * x + of_first * first
+            values = self.values[number - without](ids).to(dtype) if number >= without else None
+            x = self.through(block, x, cos, sin, values)
+            middle = x if number == model.layers // 2 - 1 else middle
+        if "back_out" in self.techniques:
+            x = x - start.back_out.to(dtype) * middle
+        return cap * torch.tanh(self.head(modern_gpt.norm(x)).float() / cap)
+
+    def through(
+        self, block: modern_gpt.Block, x: Tensor, cos: Tensor, sin: Tensor, words: Tensor | None
+    ) -> Tensor:
+        """A block as `Block.forward` has it, with the gates that it has."""
+        (batch, sequence, hidden), before = x.shape, block.convolutions
+        qkv = before["qkv"](block.qkv(before["attention"](modern_gpt.norm(x))))
+        q, k, v = qkv.view(batch, sequence, 3, self.model.heads, -1).unbind(2)
+        if words is not None:
+            own, word = block.value_shares.to(v.dtype)
+            added = (
+                words.view_as(v)
+                if block.value_gate is None
+                else (words.view_as(v) * block.value_gate(x))
+            )
+            v = own * v + word * added
+        rotated, norm = modern_gpt.rotated, modern_gpt.norm
+        q, k = rotated(norm(q), cos, sin), rotated(norm(k), cos, sin)
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+        y = y if block.head_gate is None else y * block.head_gate(x)
+        x = x + block.output(y.reshape(batch, sequence, hidden))
+        return x + block.down(F.relu(block.up(before["feed_forward"](norm(x)))).square())
+
+
+class ScreenedMuon(modern_gpt.Muon):
+    """Muon with techniques."""
+
+    def __init__(self, techniques: frozenset[str], *arguments: Any):
+        super().__init__(*arguments)
+        self.techniques, self.steps = techniques, 0
+        self.seconds: dict[int, Tensor] = {}
+        """NorMuon's second moments of the rows of each matrix, by where it lies."""
+
+    @torch.no_grad()
+    def step(self, rate: float, weight_decay: float) -> None:
+        """Update each matrix from its `.grad`."""
+        self.steps += 1
+        if "momentum_warmup" in self.techniques:
+            self.momentum = 0.85 + 0.1 * min(1.0, self.steps / 300)
+        for group in self.groups.values():
+            ahead, parts = [], []
+            for p, pieces in group:
+                m = self._momentum_of[id(p)].lerp_(p.grad, 1 - self.momentum)
+                u = p.grad.lerp(m, self.momentum).to(self.dtype)
+                ahead += [u.mT if u.shape[0] > u.shape[1] else u for u in u.chunk(pieces)]
+                parts += p.chunk(pieces)
+            way = polar if "polar_express" in self.techniques else modern_gpt.orthogonal
+            updates = way(torch.stack(ahead)).float()
+            turned = [
+                u.mT if part.shape[0] > part.shape[1] else u for u, part in zip(updates, parts)
+            ]
+            if "normuon" in self.techniques:
+                turned = [self._even(u, part) for u, part in zip(turned, parts)]
+            for u, part in zip(turned, parts):
+                scale = rate * math.sqrt(max(1.0, part.shape[0] / part.shape[1]))
+                if "cautious_decay" in self.techniques:
+                    part.sub_(rate * CAUTIOUS * part * (u * part > 0))
+                part.sub_(u, alpha=scale)
+
+    def _even(self, u: Tensor, part: Tensor) -> Tensor:
+        """An update whose rows have been made even by their second moments, as large as before."""
+        key = part.data_ptr()
+        mean = u.square().mean(dim=1, keepdim=True)
+        moment = self.seconds.setdefault(key, torch.zeros_like(mean)).lerp_(mean, 1 - 0.95)
+        even = u / (moment.sqrt() + 1e-8)
+        return even * (u.norm() / even.norm())
+
+
+def trainer_of(technique: str, seed: int) -> ModernTrainer:
+    """The recipe with one technique, or with none."""
+    torch.manual_seed(seed)
+    techniques = frozenset({technique} - {NONE})
+    model = ModernModel(
+        layers=LAYERS, hidden_size=HIDDEN, heads=HEADS, sequence_length=LENGTH, vocabulary_size=4096
+    )
+    plain = ModernGPT(model)  # draws as every other does
+    gpt = ScreenedGPT(model, techniques)
+    gpt.load_state_dict(plain.state_dict(), strict=False)
+    made = ModernTrainer(gpt, ModernTraining(), compiled=True)
+    old = made.muon
+    made.muon = ScreenedMuon(
+        techniques, [each for g in old.groups.values() for each in g], old.momentum, old.dtype
+    )
+    return made
