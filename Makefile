@@ -35,7 +35,7 @@ help:
 	@echo "make check   format, lint, types and the fast tests"
 	@echo "make torture kills, damages and fills disks for MINUTES (10), every case of some kinds with FULL=1"
 	@echo "make fuzz    random programs through the compiler's passes for MINUTES (10)"
-	@echo "make bench   every benchmark, one after the other, but time_to_loss.py, which takes hours"
+	@echo "make bench   every benchmark, one after the other, but time_to_loss.py and screening.py, which take hours"
 	@echo "make docs    the generated pages and pictures of docs/, and the site in build/site"
 	@echo "make format  format and tidy the sources"
 	@echo "make clean   delete .venv, the site and caches; runs and prepared text stay"
@@ -82,7 +82,7 @@ fuzz: $(INSTALLED)
 	PYTHONPATH=runtime POPXL_VERIFY=1 OMP_NUM_THREADS=1 $(BIN)/python runtime/tests/fuzz.py --minutes $(MINUTES) $(FUZZ_ARGS)
 
 bench: $(INSTALLED)
-	@set -e; for script in $$(grep -l '__name__ == "__main__"' benchmarks/*.py | grep -v time_to_loss); do \
+	@set -e; for script in $$(grep -l '__name__ == "__main__"' benchmarks/*.py | grep -vE 'time_to_loss|screening'); do \
 	    echo "== $$script"; $(BIN)/python $$script || [ $$? -eq 2 ]; done  # 2: it has said what it needs
 
 docs: $(INSTALLED)
