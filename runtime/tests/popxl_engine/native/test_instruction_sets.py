@@ -67,7 +67,9 @@ def test_a_plan_for_a_gpu_is_the_same_whatever_this_cpu_multiplies(
     for multiplies in (False, True):
         monkeypatch.setattr(linalg, "multiplies_natively", lambda _, does=multiplies: does)
         monkeypatch.setattr(library, "has_tiles", lambda: False)
-        peaks[multiplies] = [extensions.plan(ir, device=name).peak_bytes for name in ("cuda", "cpu")]
+        peaks[multiplies] = [
+            extensions.plan(ir, device=name).peak_bytes for name in ("cuda", "cpu")
+        ]
     (card, slow), (same, fast) = peaks.values()
     assert card == same and slow > fast, "a CPU without 16 bits makes copies of 32"
 
