@@ -157,10 +157,10 @@ class ScreenedMuon(modern_gpt.Muon):
         mean = u.square().mean(dim=1, keepdim=True)
         moment = self.seconds.setdefault(key, torch.zeros_like(mean)).lerp_(mean, 1 - 0.95)
         even = u / (moment.sqrt() + 1e-8)
-        return even * (u.norm() / even.norm())
+        return even * (u.norm() / even.norm().clamp(min=1e-12))  # fresh projections pass nothing on
 
 
-def trainer_of(technique: str, seed: int) -> ModernTrainer:
+def trainer_of(technique: str, seed: int, *, compiled: bool = True) -> ModernTrainer:
     """The recipe with one technique, or with none."""
     torch.manual_seed(seed)
     techniques = frozenset({technique} - {NONE})
@@ -170,7 +170,7 @@ def trainer_of(technique: str, seed: int) -> ModernTrainer:
     plain = ModernGPT(model)  # draws as every other does
     gpt = ScreenedGPT(model, techniques)
     gpt.load_state_dict(plain.state_dict(), strict=False)
-    made = ModernTrainer(gpt, ModernTraining(), compiled=True)
+    made = ModernTrainer(gpt, ModernTraining(), compiled=compiled)
     old = made.muon
     made.muon = ScreenedMuon(
         techniques, [each for g in old.groups.values() for each in g], old.momentum, old.dtype

@@ -70,6 +70,14 @@ def test_rows_are_made_even_without_a_change_of_length():
     np.testing.assert_allclose(even.norm(dim=1), u.norm() / 8**0.5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("technique", [screening.NONE, *screening.TECHNIQUES])
+def test_a_technique_learns_from_the_first_step_on(technique, monkeypatch):
+    monkeypatch.setattr(screened_gpt, "HIDDEN", 32)
+    trainer = screened_gpt.trainer_of(technique, 0, compiled=False)
+    losses = [trainer.step(IDS, IDS.roll(-1, 1), 0.5) for _ in range(4)]
+    assert np.isfinite(losses).all() and losses[-1] < losses[0]
+
+
 def test_a_convolution_adds_what_is_shortly_before():
     layer, x = Convolution(4, 3), torch.randn(2, 6, 3)
     torch.nn.init.normal_(layer.weight)
