@@ -91,10 +91,10 @@ def run(technique: str, seed: int, text: Path, tokens: int) -> Figures:
 
 def interval(differences: Sequence[float]) -> tuple[float, float, float]:
     """The mean of paired differences, and the ends of its 90 % interval."""
-    mean, count = statistics.mean(differences), len(differences)
+    mean, count = float(np.mean(differences)), len(differences)
     if count not in STUDENT:
         return mean, -math.inf, math.inf
-    half = STUDENT[count] * statistics.stdev(differences) / math.sqrt(count)
+    half = STUDENT[count] * float(np.std(differences, ddof=1)) / math.sqrt(count)
     return mean, mean - half, mean + half
 
 
