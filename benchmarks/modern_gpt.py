@@ -194,11 +194,19 @@ class ModernGPT(nn.Module):
         return [module.weight for module in self.blocks.modules() if isinstance(module, Linear)]
 
 
-def orthogonal(matrices: Tensor) -> Tensor:
-    """Matrices with singular values near one, [n, rows, columns], rows at most columns."""
-    first, third, fifth = COEFFICIENTS
-    x = matrices / (matrices.norm(dim=(1, 2), keepdim=True) + 1e-7)
-    for _ in range(ITERATIONS):
+def orthogonal(
+    matrices: Tensor,
+    coefficients: Sequence[tuple[float, float, float]] = (COEFFICIENTS,) * ITERATIONS,
+    margin: float = 1.0,
+) -> Tensor:
+    """Matrices with singular values near one, [n, rows, columns], rows at most columns.
+
+    Args:
+        coefficients: of each iteration.
+        margin: how far singular values are below one at first.
+    """
+    x = matrices / (matrices.norm(dim=(1, 2), keepdim=True) * margin + 1e-7)
+    for first, third, fifth in coefficients:
         square = x @ x.mT
         x = first * x + torch.baddbmm(square * third, square, square, alpha=fifth) @ x
     return x
@@ -230,13 +238,22 @@ class Muon:
                 m = self._momentum_of[id(p)].lerp_(p.grad, 1 - self.momentum)
                 u = p.grad.lerp(m, self.momentum).to(self.dtype)
                 ahead += [u.mT if u.shape[0] > u.shape[1] else u for u in u.chunk(pieces)]
-            updates = iter(orthogonal(torch.stack(ahead)).float())
+            updates = iter(self.orthogonal(torch.stack(ahead)).float())
             for p, pieces in group:
                 for part in p.chunk(pieces):
                     u = next(updates)
-                    scale = math.sqrt(max(1.0, part.shape[0] / part.shape[1]))
-                    part.mul_(1 - rate * weight_decay)
-                    part.add_(u.mT if part.shape[0] > part.shape[1] else u, alpha=-rate * scale)
+                    u = u.mT if part.shape[0] > part.shape[1] else u
+                    self.update(part, u, rate, weight_decay)
+
+    def orthogonal(self, matrices: Tensor) -> Tensor:
+        """The updates of momenta of one shape."""
+        return orthogonal(matrices)
+
+    def update(self, part: Tensor, u: Tensor, rate: float, weight_decay: float) -> None:
+        """Move a matrix, which may be one of several side by side."""
+        scale = math.sqrt(max(1.0, part.shape[0] / part.shape[1]))
+        part.mul_(1 - rate * weight_decay)
+        part.add_(u, alpha=-rate * scale)
 
 
 class ModernTrainer:

@@ -6,7 +6,6 @@ arXiv:2510.05491; Jordan et al. 2024, "modded-nanogpt"; Karpathy 2025, "nanochat
 Decay", arXiv:2510.12402.
 """
 
-import math
 from typing import Any
 
 import torch
@@ -33,11 +32,7 @@ POLAR = (
 
 def polar(matrices: Tensor) -> Tensor:
     """`modern_gpt.orthogonal` by the Polar Express."""
-    x = matrices / (matrices.norm(dim=(1, 2), keepdim=True) * 1.02 + 1e-6)
-    for first, third, fifth in POLAR:
-        square = x @ x.mT
-        x = first * x + torch.baddbmm(square * third, square, square, alpha=fifth) @ x
-    return x
+    return modern_gpt.orthogonal(matrices, POLAR, margin=1.02)
 
 
 class Gate(nn.Module):
@@ -131,25 +126,20 @@ class ScreenedMuon(modern_gpt.Muon):
         self.steps += 1
         if "momentum_warmup" in self.techniques:
             self.momentum = 0.85 + 0.1 * min(1.0, self.steps / 300)
-        for group in self.groups.values():
-            ahead, parts = [], []
-            for p, pieces in group:
-                m = self._momentum_of[id(p)].lerp_(p.grad, 1 - self.momentum)
-                u = p.grad.lerp(m, self.momentum).to(self.dtype)
-                ahead += [u.mT if u.shape[0] > u.shape[1] else u for u in u.chunk(pieces)]
-                parts += p.chunk(pieces)
-            way = polar if "polar_express" in self.techniques else modern_gpt.orthogonal
-            updates = way(torch.stack(ahead)).float()
-            turned = [
-                u.mT if part.shape[0] > part.shape[1] else u for u, part in zip(updates, parts)
-            ]
-            if "normuon" in self.techniques:
-                turned = [self._even(u, part) for u, part in zip(turned, parts)]
-            for u, part in zip(turned, parts):
-                scale = rate * math.sqrt(max(1.0, part.shape[0] / part.shape[1]))
-                if "cautious_decay" in self.techniques:
-                    part.sub_(rate * CAUTIOUS * part * (u * part > 0))
-                part.sub_(u, alpha=scale)
+        super().step(rate, weight_decay)
+
+    def orthogonal(self, matrices: Tensor) -> Tensor:
+        """The updates of momenta of one shape."""
+        is_polar = "polar_express" in self.techniques
+        return polar(matrices) if is_polar else super().orthogonal(matrices)
+
+    def update(self, part: Tensor, u: Tensor, rate: float, weight_decay: float) -> None:
+        """Move a matrix, which may be one of several side by side."""
+        if "normuon" in self.techniques:
+            u = self._even(u, part)
+        if "cautious_decay" in self.techniques:
+            part.sub_(rate * CAUTIOUS * part * (u * part > 0))
+        super().update(part, u, rate, weight_decay)
 
     def _even(self, u: Tensor, part: Tensor) -> Tensor:
         """An update whose rows have been made even by their second moments, as large as before."""
