@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from benchmarks import modern_gpt
 from benchmarks.modern_gpt import ModernGPT, ModernModel, ModernTrainer, ModernTraining
-from benchmarks.screening import HEADS, HIDDEN, LAYERS, LENGTH, NONE
 
 CAUTIOUS = 0.1
 """Weight decay, times the rate, where update and weight agree in sign."""
@@ -150,13 +149,12 @@ class ScreenedMuon(modern_gpt.Muon):
         return even * (u.norm() / even.norm().clamp(min=1e-12))  # fresh projections pass nothing on
 
 
-def trainer_of(technique: str, seed: int, *, compiled: bool = True) -> ModernTrainer:
-    """The recipe with one technique, or with none."""
+def trainer_of(
+    technique: str, seed: int, model: ModernModel, *, compiled: bool = True
+) -> ModernTrainer:
+    """The recipe with one technique; "none" is none."""
     torch.manual_seed(seed)
-    techniques = frozenset({technique} - {NONE})
-    model = ModernModel(
-        layers=LAYERS, hidden_size=HIDDEN, heads=HEADS, sequence_length=LENGTH, vocabulary_size=4096
-    )
+    techniques = frozenset({technique} - {"none"})
     plain = ModernGPT(model)  # draws as every other does
     gpt = ScreenedGPT(model, techniques)
     gpt.load_state_dict(plain.state_dict(), strict=False)

@@ -42,7 +42,10 @@ from popxl_gpt.data.dataset import TokenDataset  # noqa: E402
 from popxl_gpt.data.loader import BatchLoader  # noqa: E402
 from popxl_gpt.data.tokenisation import token_bytes  # noqa: E402
 
-LAYERS, HIDDEN, HEADS, LENGTH, SEQUENCES = 4, 128, 2, 256, 8
+SIZES = {"layers": 4, "hidden_size": 128, "heads": 2, "sequence_length": 256}
+"""Of the model, as `ModernModel` names them."""
+SEQUENCES = 8
+"""Of a batch."""
 SCHEDULE = {"schedule": "wsd", "warmup": 0.0, "decay": 0.5, "lowest": 0.0}
 NONE = "none"
 TECHNIQUES = (
@@ -55,27 +58,28 @@ STUDENT = {2: 6.314, 3: 2.920, 4: 2.353, 5: 2.132, 6: 2.015, 8: 1.895, 10: 1.833
 
 def steps_of(tokens: int) -> int:
     """Steps that see so many tokens."""
-    return max(1, tokens // (SEQUENCES * LENGTH))
+    return max(1, tokens // (SEQUENCES * SIZES["sequence_length"]))
 
 
 def run(technique: str, seed: int, text: Path, tokens: int) -> Figures:
     """Bits a byte of a technique's run, and what its median step took."""
     import torch  # not at the top: `--help` is answered at once
 
+    from benchmarks.modern_gpt import ModernModel
     from benchmarks.screened_gpt import trainer_of
     from benchmarks.timed_plain import tensors
 
     torch.set_num_threads(1)
-    made, steps, seconds = trainer_of(technique, seed), steps_of(tokens), list[float]()
-    data = TokenDataset(str(text / "train-*.tfrecord"), LENGTH, made.gpt.model.vocabulary_size)
+    model = ModernModel(**SIZES, vocabulary_size=4096)
+    made, steps, seconds = trainer_of(technique, seed, model), steps_of(tokens), list[float]()
+    length, vocabulary = model.sequence_length, model.vocabulary_size
+    data = TokenDataset(str(text / "train-*.tfrecord"), length, vocabulary)
     loader = BatchLoader(data, SEQUENCES, seed=seed)
     for step in range(steps):
         batch, begin = tensors(loader.batch(step)), time.perf_counter()
         made.step(*batch, factor_at(SCHEDULE, step / steps))
         seconds.append(time.perf_counter() - begin)
-    held_out = TokenDataset(
-        str(text / "validation-*.tfrecord"), LENGTH, made.gpt.model.vocabulary_size, stride=LENGTH
-    )
+    held_out = TokenDataset(str(text / "validation-*.tfrecord"), length, vocabulary, stride=length)
     sizes = token_bytes(Tokenizer.from_file(str(text / "tokenizer.json")))
 
     def losses(ids: np.ndarray, labels: np.ndarray) -> np.ndarray:

@@ -71,9 +71,8 @@ def test_rows_are_made_even_without_a_change_of_length():
 
 
 @pytest.mark.parametrize("technique", [screening.NONE, *screening.TECHNIQUES])
-def test_a_technique_learns_from_the_first_step_on(technique, monkeypatch):
-    monkeypatch.setattr(screened_gpt, "HIDDEN", 32)
-    trainer = screened_gpt.trainer_of(technique, 0, compiled=False)
+def test_a_technique_learns_from_the_first_step_on(technique):
+    trainer = screened_gpt.trainer_of(technique, 0, MODEL, compiled=False)
     losses = [trainer.step(IDS, IDS.roll(-1, 1), 0.5) for _ in range(4)]
     assert np.isfinite(losses).all() and losses[-1] < losses[0]
 
