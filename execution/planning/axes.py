@@ -20,10 +20,11 @@ from popxl_gpt.config.presets import override
 from popxl_gpt.config.schema import Config
 from popxl_gpt.data.known_text import Text
 from popxl_gpt.execution.block_graphs import stretches
+from popxl_gpt.execution.planning.machine import may_narrow
 from popxl_gpt.execution.planning.text import layout_name
 from popxl_gpt.execution.recomputation import stretches_text
 from popxl_gpt.utils.errors import ConfigError
-from popxl_gpt.utils.runtime import multiplies_bfloat16, runs_on_gpu
+from popxl_gpt.utils.runtime import runs_on_gpu
 
 Values = Mapping[str, Any]
 
@@ -429,7 +430,7 @@ def tokens_in_time(config: Config, known: Known) -> float:
 DATA = Axis(("vocabulary_size", "tokenizer", "validation_files", "validate_every"), _data)
 PRECISION = Axis(
     ("precision",),
-    lambda config, known: ({"precision": "bfloat16"} if multiplies_bfloat16() else {},),
+    lambda config, _: ({"precision": "bfloat16"} if may_narrow(config.execution.device) else {},),
 )
 """The narrow one, where it may be faster."""
 LENGTH = Axis(
@@ -444,7 +445,6 @@ BATCH_AND_RATE = Axis(
 )
 BIGRAMS = Axis(("bigram_rows",), _bigrams)
 REFINED = (BATCH_AND_RATE, BIGRAMS)
-"""Axes along which a size is refined by what its steps take: the first values are the usual ones.
-"""
+"""Axes along which a size is refined by what its steps take. The usual values come first."""
 TRAINED = (DATA, PRECISION, LENGTH, SIZE, usual(BIGRAMS), usual(BATCH_AND_RATE))
 """Axes of what is trained in a given time. Those after the size have one value for each of it."""

@@ -1,11 +1,20 @@
 """The machine that a plan, a profile or a run's speed is set beside."""
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from popxl_gpt.config.schema import Config
 from popxl_gpt.execution.planning.options import PlanOptions
-from popxl_gpt.utils.runtime import data_type, gather, has_device, multiply_ceiling, planner
+from popxl_gpt.utils.runtime import (
+    data_type,
+    gather,
+    has_device,
+    multiplies_bfloat16,
+    multiply_ceiling,
+    planner,
+    runs_on_gpu,
+)
 
 SPEEDS = {
     "device_tflops": ("flops", 1e12),
@@ -53,3 +62,14 @@ def run_ceiling(config: Config) -> float | None:
     own = multiply_ceiling(config.model.precision, config.execution.device)
     found = gather(own)
     return sum(found) if all(found) else None
+
+
+@cache
+def may_narrow(device: str) -> bool:
+    """Whether bfloat16 may be faster than float32: on a GPU, or where this CPU multiplies it
+    faster. Some that can do so at half the rate.
+    """
+    if runs_on_gpu(device):
+        return True
+    narrow, wide = (multiply_ceiling(name, device) for name in ("bfloat16", "float32"))
+    return multiplies_bfloat16() and narrow > wide

@@ -20,7 +20,7 @@ from popxl_gpt.demo.job.options import TrainOptions
 from popxl_gpt.demo.job.run_clock import RunClock
 from popxl_gpt.demo.job.timed_schedule import TimedSchedule
 from popxl_gpt.demo.pretraining import choose as choose_in_job
-from popxl_gpt.execution.planning import axes
+from popxl_gpt.execution.planning import axes, machine
 from popxl_gpt.execution.planning.sizing import Trial, chosen
 from popxl_gpt.utils.errors import ConfigError, UserError
 
@@ -161,7 +161,7 @@ def test_more_time_and_a_faster_machine_give_larger_models_with_larger_batches()
 
 @pytest.mark.parametrize("narrow, precision", [(2.5, "bfloat16"), (0.4, "float32")])
 def test_sizes_are_chosen_by_the_speed_of_the_faster_precision(monkeypatch, narrow, precision):
-    monkeypatch.setattr(axes, "multiplies_bfloat16", lambda: True)
+    monkeypatch.setattr(axes, "may_narrow", lambda device: True)
     config = preset("modern", schedule="wsd", input_files=("train",), validate_every=0)
     given, machine = {"input_files"}, Machine(6e10, narrow)
     found = chosen(config, given, TEXT, 600.0, machine).config
@@ -175,7 +175,7 @@ def test_sizes_are_chosen_by_the_speed_of_the_faster_precision(monkeypatch, narr
 @pytest.mark.parametrize("build", [1.0, 4.0, 9.0, 40.0])
 @pytest.mark.parametrize("speed, narrow", [(6e10, 2.5), (6e10, 0.4), (2e9, 1.0), (4e11, 1.0)])
 def test_trials_take_no_more_than_their_share_beside_the_first(monkeypatch, build, speed, narrow):
-    monkeypatch.setattr(axes, "multiplies_bfloat16", lambda: True)
+    monkeypatch.setattr(axes, "may_narrow", lambda device: True)
     machine, took = Machine(speed, narrow), []
 
     def try_out(config: Config) -> Trial:
@@ -225,8 +225,26 @@ def test_a_first_trial_that_takes_all_of_the_time_leaves_a_run_of_one_call():
     assert len(machine.tried) <= 2
 
 
+@pytest.mark.parametrize(
+    "device, narrow, wide, expected",
+    [
+        ("cpu", 2e12, 1e12, True),
+        ("cpu", 1e12, 2e12, False),  # it has instructions, of half the rate
+        ("cuda", 0.0, 0.0, True),
+    ],
+)
+def test_bfloat16_is_tried_where_the_device_may_be_faster(
+    monkeypatch, device, narrow, wide, expected
+):
+    rates = {"bfloat16": narrow, "float32": wide}
+    monkeypatch.setattr(machine, "multiplies_bfloat16", lambda: True)
+    monkeypatch.setattr(machine, "multiply_ceiling", lambda precision, _: rates[precision])
+    monkeypatch.setattr(machine, "runs_on_gpu", lambda name: name == "cuda")
+    assert machine.may_narrow.__wrapped__(device) is expected
+
+
 def test_a_machine_without_bfloat16_tries_float32_alone(monkeypatch):
-    monkeypatch.setattr(axes, "multiplies_bfloat16", lambda: False)
+    monkeypatch.setattr(axes, "may_narrow", lambda device: False)
     config = preset("modern", schedule="wsd", input_files=("train",), validate_every=0)
     machine = Machine(6e10, narrow=9.0)
     assert chosen(config, {"input_files"}, TEXT, 600.0, machine).config.model.precision == "float32"
