@@ -11,12 +11,11 @@ from popxl_gpt.config.schema import Config, Training
 from popxl_gpt.demo.job.timed_schedule import TimedSchedule, since_start
 from popxl_gpt.execution.checkpoints.checkpoint import SavedRun
 from popxl_gpt.execution.planning.memory import state_bytes
+from popxl_gpt.execution.planning.sizing import ENDING
 from popxl_gpt.utils.runtime import gather
 
 WRITTEN = 2e8
 """Bytes of a checkpoint that a disk takes per second, at least."""
-ENDING = 1.0
-"""Seconds for reports and what else ends a run."""
 
 
 class RunClock:

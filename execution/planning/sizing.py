@@ -51,8 +51,10 @@ DECAY = 0.4
 """Share of the steps in which the rate falls: 4 layers of 256 come to 1.343 bits a byte from 0.8 M
 tokens with 0.3 of them, to 1.346 with 0.5 and to 1.361 with 0.75.
 """
-VALIDATED = 100
-"""Steps between validations, at least: one takes as long as three steps, so 3 % of the time."""
+VALIDATED, VALIDATION = 100, 3
+"""Steps between validations, at least, and steps that take as long as one: 3 % of the time."""
+ENDING = 1.0
+"""Seconds for reports and what else ends a run."""
 TRIED_STEPS = 3
 """Steps of a trial, after one that compiles."""
 TRIAL_SHARE = 0.1
@@ -162,12 +164,18 @@ class _Sizing:
             self._go_by(candidate)
             candidate = self._refined(self._without_narrow(candidate))
         assert self.last is not None, "a run has time for one trial"
-        left = self.known.seconds - self.spent - 2 * self.last.build
+        left = self.known.seconds - self.spent - 2 * self.last.build - ENDING
         step = candidate.tokens_per_step * flops_of_token(candidate) / self.known.speed
         executed, words = self.ways.get(candidate) or self.execute(candidate, 0.0)
-        steps = whole_calls(candidate, left / step)
+        steps = whole_calls(candidate, self._without_validations(candidate, left / step))
         final = self._finished(executed, steps)
         return Sized(final, (*self._reasons(final, steps), *filter(None, [words])))
+
+    def _without_validations(self, config: Config, steps: float) -> float:
+        """The steps of a time less what validations take of them."""
+        if not config.data.validation_files:
+            return steps
+        return steps - VALIDATION * (1 + min(10, steps / VALIDATED))
 
     def _without_narrow(self, candidate: Config) -> Config:
         """The candidate, or the one that float32 comes to where that is faster."""

@@ -443,6 +443,17 @@ def test_steps_and_validations_are_whole_calls_of_the_program():
     assert config.training.steps % 4 == 0 and config.training.validate_every % 4 == 0
 
 
+def test_the_steps_that_are_expected_fill_the_time_with_all_else():
+    config = preset("modern", schedule="wsd", input_files=("train",), validate_every=0)
+    machine = Machine(6e10)
+    found = chosen(config, {"input_files"}, TEXT, 600.0, machine).config
+    trials = sum(trial.build + 3 * trial.step for trial in map(Machine(6e10), machine.tried))
+    step, steps = Machine(6e10)(found).step, found.training.steps
+    validations = 1 + steps / found.training.validate_every
+    others = trials + 2 * 2.0 + 1.0  # the program of training, and of texts; reports
+    assert others + step * (steps + 3 * validations) == pytest.approx(600.0, abs=2 * step)
+
+
 def test_no_size_at_all_is_refused_with_what_is_wrong_of_the_smallest():
     with pytest.raises(ConfigError, match="hidden_size: got 128; expected a multiple of heads"):
         choose_by_words("--hidden_size", "128", "--heads", "12")
