@@ -16,6 +16,7 @@ arXiv:2410.17897; Gemma Team 2024, arXiv:2408.00118, section 2 (capped logits); 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -144,18 +145,30 @@ class Block(nn.Module):
         batch, sequence, hidden = x.shape
         qkv = self.convolutions["qkv"](self.qkv(self.convolutions["attention"](norm(x))))
         q, k, v = qkv.view(batch, sequence, 3, self.model.heads, -1).unbind(2)  # each [B, S, A, D]
-        if self.value_shares is not None:
-            own, word = self.value_shares.to(v.dtype)
-            v = own * v + word * word_values.view_as(v)
+        if word_values is not None:
+            v = self.mixed(v, word_values.view_as(v), x)
         q, k = rotated(norm(q), cos, sin), rotated(norm(k), cos, sin)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.output(y.transpose(1, 2).reshape(batch, sequence, hidden))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+        x = x + self.output(self.attended(y, x).reshape(batch, sequence, hidden))
         return x + self.down(F.relu(self.up(self.convolutions["feed_forward"](norm(x)))).square())
+
+    def mixed(self, values: Tensor, word_values: Tensor, x: Tensor) -> Tensor:
+        """Values with those of words, of a block with such an input, [B, S, A, D]."""
+        own, word = self.value_shares.to(values.dtype)
+        return own * values + word * word_values
+
+    def attended(self, y: Tensor, x: Tensor) -> Tensor:
+        """What heads found, as the output takes it, of a block with such an input,
+        [B, S, A, D].
+        """
+        return y
 
 
 class ModernGPT(nn.Module):
     """The model; `forward` is the mean loss."""
+
+    block: ClassVar[type[Block]] = Block
 
     def __init__(self, model: ModernModel):
         super().__init__()
@@ -164,7 +177,7 @@ class ModernGPT(nn.Module):
         self.bigrams = Bigrams(model.bigram_rows, model) if model.bigram_rows else None
         first = model.layers - model.value_embeddings
         self.values = nn.ModuleList(nn.Embedding(*size) for _ in range(model.value_embeddings))
-        self.blocks = nn.ModuleList(Block(model, n >= first) for n in range(model.layers))
+        self.blocks = nn.ModuleList(self.block(model, n >= first) for n in range(model.layers))
         self.head = Linear(model.hidden_size, model.vocabulary_size, 0.0)
         half = model.hidden_size // model.heads // 2
         speeds = model.rotary_base ** -(torch.arange(half) / half)
@@ -176,14 +189,23 @@ class ModernGPT(nn.Module):
         """Scores of the next token, float32: ids [B, S] -> [B, S, V]."""
         dtype, cap = self.model.dtype, self.model.logit_cap
         cos, sin = self.cos[: ids.shape[1]], self.sin[: ids.shape[1]]
-        x = self.word(ids) if self.bigrams is None else self.word(ids) + self.bigrams(ids)
-        x = norm(x.to(dtype))
-        without = len(self.blocks) - len(self.values)
+        inputs, without = [self.embedded(ids)], len(self.blocks) - len(self.values)
         for number, block in enumerate(self.blocks):
             has_values = number >= without
             values = self.values[number - without](ids).to(dtype) if has_values else None
-            x = block(x, cos, sin, values)
-        return cap * torch.tanh(self.head(norm(x)).float() / cap)
+            inputs.append(block(self.into(number, inputs), cos, sin, values))
+        return cap * torch.tanh(self.head(norm(self.into(len(self.blocks), inputs))).float() / cap)
+
+    def embedded(self, ids: Tensor) -> Tensor:
+        """What the first block gets: ids [B, S] -> [B, S, H]."""
+        x = self.word(ids) if self.bigrams is None else self.word(ids) + self.bigrams(ids)
+        return norm(x.to(self.model.dtype))
+
+    def into(self, number: int, inputs: Sequence[Tensor]) -> Tensor:
+        """What a block, or at last the head, makes of what the embedding and all blocks before it
+        gave, [B, S, H].
+        """
+        return inputs[-1]
 
     def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
         """Mean cross entropy: ids and labels [B, S] -> []."""

@@ -6,6 +6,7 @@ arXiv:2510.05491; Jordan et al. 2024, "modded-nanogpt"; Karpathy 2025, "nanochat
 Decay", arXiv:2510.12402.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -45,17 +46,36 @@ class Gate(nn.Module):
         return 2 * torch.sigmoid(F.linear(x[..., :FEATURES], self.weight.to(x.dtype)))[..., None]
 
 
+class GatedBlock(modern_gpt.Block):
+    """A block with gates, where it has them."""
+
+    def __init__(self, model: ModernModel, has_value_embedding: bool):
+        super().__init__(model, has_value_embedding)
+        self.value_gate = self.head_gate = None
+
+    def mixed(self, values: Tensor, word_values: Tensor, x: Tensor) -> Tensor:
+        """Values with those of words."""
+        gated = word_values if self.value_gate is None else word_values * self.value_gate(x)
+        return super().mixed(values, gated, x)
+
+    def attended(self, y: Tensor, x: Tensor) -> Tensor:
+        """What heads found."""
+        return y if self.head_gate is None else y * self.head_gate(x)
+
+
 class ScreenedGPT(ModernGPT):
     """The modern model with techniques, by their names."""
+
+    block = GatedBlock
 
     def __init__(self, model: ModernModel, techniques: frozenset[str]):
         super().__init__(model)
         self.techniques, heads = techniques, model.heads
-        first = model.layers - len(self.values)
-        for number, block in enumerate(self.blocks):
-            has_gate = "value_gates" in techniques and number >= first
-            block.value_gate = Gate(heads) if has_gate else None
-            block.head_gate = Gate(heads) if "attention_gates" in techniques else None
+        for block in self.blocks:
+            if "value_gates" in techniques and block.value_shares is not None:
+                block.value_gate = Gate(heads)
+            if "attention_gates" in techniques:
+                block.head_gate = Gate(heads)
             if "residual_scales" in techniques:
                 block.scales = nn.Parameter(torch.tensor([1.0, 0.0]))
         if "back_out" in techniques:
@@ -63,51 +83,24 @@ class ScreenedGPT(ModernGPT):
         if "smear" in techniques:
             self.blocks[0].smear = nn.Parameter(torch.zeros(1 + FEATURES))
 
-    def logits(self, ids: Tensor) -> Tensor:
-        """Scores of the next token, float32: ids [B, S] -> [B, S, V]."""
-        model, start = self.model, self.blocks[0]
-        dtype, cap, without = model.dtype, model.logit_cap, model.layers - len(self.values)
-        cos, sin = self.cos[: ids.shape[1]], self.sin[: ids.shape[1]]
-        x = self.word(ids) if self.bigrams is None else self.word(ids) + self.bigrams(ids)
-        x = modern_gpt.norm(x.to(dtype))
+    def embedded(self, ids: Tensor) -> Tensor:
+        """What the first block gets."""
+        x = super().embedded(ids)
         if "smear" in self.techniques:
-            scale, weight = start.smear.to(dtype).tensor_split([1])
+            scale, weight = self.blocks[0].smear.to(x.dtype).tensor_split([1])
             share = scale * torch.sigmoid(x[..., :FEATURES] @ weight)[..., None]
             x = x + share * F.pad(x[:, :-1], (0, 0, 1, 0))
-        first = middle = x
-        for number, block in enumerate(self.blocks):
-            if "residual_scales" in self.techniques:
-                own, of_first = block.scales.to(dtype)
-                x = own * x + of_first * first
-            values = self.values[number - without](ids).to(dtype) if number >= without else None
-            x = self.through(block, x, cos, sin, values)
-            middle = x if number == model.layers // 2 - 1 else middle
-        if "back_out" in self.techniques:
-            x = x - start.back_out.to(dtype) * middle
-        return cap * torch.tanh(self.head(modern_gpt.norm(x)).float() / cap)
+        return x
 
-    def through(
-        self, block: modern_gpt.Block, x: Tensor, cos: Tensor, sin: Tensor, words: Tensor | None
-    ) -> Tensor:
-        """A block as `Block.forward` has it, with the gates that it has."""
-        (batch, sequence, hidden), before = x.shape, block.convolutions
-        qkv = before["qkv"](block.qkv(before["attention"](modern_gpt.norm(x))))
-        q, k, v = qkv.view(batch, sequence, 3, self.model.heads, -1).unbind(2)
-        if words is not None:
-            own, word = block.value_shares.to(v.dtype)
-            added = (
-                words.view_as(v)
-                if block.value_gate is None
-                else (words.view_as(v) * block.value_gate(x))
-            )
-            v = own * v + word * added
-        rotated, norm = modern_gpt.rotated, modern_gpt.norm
-        q, k = rotated(norm(q), cos, sin), rotated(norm(k), cos, sin)
-        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
-        y = y if block.head_gate is None else y * block.head_gate(x)
-        x = x + block.output(y.reshape(batch, sequence, hidden))
-        return x + block.down(F.relu(block.up(before["feed_forward"](norm(x)))).square())
+    def into(self, number: int, inputs: Sequence[Tensor]) -> Tensor:
+        """What a block, or at last the head, makes of what was before it."""
+        x, layers = super().into(number, inputs), len(self.blocks)
+        if "residual_scales" in self.techniques and number < layers:
+            own, of_first = self.blocks[number].scales.to(x.dtype)
+            x = own * x + of_first * inputs[0]
+        if "back_out" in self.techniques and number == layers:
+            x = x - self.blocks[0].back_out.to(x.dtype) * inputs[layers // 2]
+        return x
 
 
 class ScreenedMuon(modern_gpt.Muon):
