@@ -5,6 +5,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from popxl.host_limits import core_limit
+
 STATISTICS = Path("/proc/stat")
 LEAST = 0.1
 """Seconds that are looked at, at least: Linux counts hundredths."""
@@ -53,10 +55,10 @@ BEGIN = CoreTimes.now()
 
 
 def are_others_idle() -> bool:
-    """Whether other programs have left the cores alone since this module was loaded; False where
-    the system does not tell.
+    """Whether other programs have left the cores alone since this module was loaded, and this
+    process may take all of their time; False where the system does not tell.
     """
-    if BEGIN is None:
+    if BEGIN is None or core_limit() < BEGIN.cores:
         return False
     time.sleep(max(0.0, BEGIN.moment + LEAST - time.monotonic()))
     later = CoreTimes.now()

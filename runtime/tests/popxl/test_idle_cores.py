@@ -46,6 +46,12 @@ def test_a_system_that_does_not_tell_has_no_idle_cores(monkeypatch, tmp_path):
     assert not idle_cores.are_others_idle()
 
 
+def test_cores_whose_time_is_limited_are_not_idle(monkeypatch):
+    monkeypatch.setattr(idle_cores, "BEGIN", BEGIN)
+    monkeypatch.setattr(idle_cores, "core_limit", lambda: 2.0)
+    assert not idle_cores.are_others_idle()
+
+
 def test_a_busy_program_on_each_core_is_seen():
     busy = [
         subprocess.Popen([sys.executable, "-c", "while True: pass"])
