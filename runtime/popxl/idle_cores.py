@@ -16,13 +16,13 @@ OTHERS = 0.15
 
 @dataclass(frozen=True)
 class CoreTimes:
-    """Seconds at a moment, and so far."""
+    """Seconds at a moment."""
 
     moment: float
     idle: float
-    """Of all cores that this process may use."""
+    """Idle time so far of all cores that this process may use."""
     own: float
-    """Of processors, of all threads of this process."""
+    """Processor time so far of all threads of this process."""
     cores: int
 
     @classmethod
