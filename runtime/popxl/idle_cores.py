@@ -31,14 +31,14 @@ class CoreTimes:
         try:
             cores = os.sched_getaffinity(0)
             lines = STATISTICS.read_text().splitlines()
-        except (AttributeError, OSError):  # no Linux
+            found = [line.split() for line in lines if line.startswith("cpu")]
+            ticks = [
+                int(idle) + int(waiting)  # for a disk
+                for name, _, _, _, idle, waiting, *_ in found
+                if name != "cpu" and int(name.removeprefix("cpu")) in cores
+            ]
+        except (AttributeError, OSError, ValueError):  # no Linux, or one that hides it
             return None
-        found = [line.split() for line in lines if line.startswith("cpu")]
-        ticks = [
-            int(idle) + int(waiting)  # for a disk
-            for name, _, _, _, idle, waiting, *_ in found
-            if name != "cpu" and int(name.removeprefix("cpu")) in cores
-        ]
         idle = sum(ticks) / os.sysconf("SC_CLK_TCK")
         user, system, *_ = os.times()
         return cls(time.monotonic(), idle, user + system, len(cores))

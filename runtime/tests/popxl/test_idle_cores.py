@@ -39,7 +39,10 @@ def test_times_are_those_of_the_cores_that_this_process_may_use(monkeypatch, tmp
     assert (found.idle, found.cores) == (3020 / os.sysconf("SC_CLK_TCK"), 1)
 
 
-def test_a_system_that_does_not_tell_has_no_idle_cores(monkeypatch, tmp_path):
+@pytest.mark.parametrize("text", [None, "cpu0 1 2\n", "cpu0 0 0 0 many 0\n", "cpux 0 0 0 0 0\n"])
+def test_a_system_that_does_not_tell_has_no_idle_cores(monkeypatch, tmp_path, text):
+    if text is not None:
+        (tmp_path / "stat").write_text(text)
     monkeypatch.setattr(idle_cores, "STATISTICS", tmp_path / "stat")
     assert CoreTimes.now() is None
     monkeypatch.setattr(idle_cores, "BEGIN", None)
