@@ -19,7 +19,6 @@ from popdist.environment import threads
 
 from popxl.collection import without_collection
 from popxl.dtypes import dtype
-from popxl.idle_cores import are_others_idle
 from popxl.ir import Ir
 from popxl.not_finite import NotFinite
 from popxl.plan import Event, Machine, Move, Plan
@@ -34,8 +33,10 @@ KERNELS = "popxl_engine.native.build"
 """A module that is a `Kernels`. It does not."""
 SPINS = "GOMP_SPINCOUNT"
 """OpenMP's environment variable for how often a thread that waits looks before it sleeps."""
-FEW = "1000"
-"""Some microseconds, for cores that others use as well. By itself it is milliseconds."""
+FEW = "10000"
+"""Half a millisecond: longer than Python takes between kernels, on whose threads the next one would
+wait, and less than the milliseconds that it is by itself, of cores that others use as well.
+"""
 WAITING = (SPINS, "OMP_WAIT_POLICY")
 """What users may have said about that."""
 THREADS = "OMP_NUM_THREADS"
@@ -162,9 +163,9 @@ class Kernels(Protocol):
 
 def backend() -> Backend:
     """The engine's side of the door. OpenMP reads its environment when torch is loaded."""
+    if not any(name in os.environ for name in WAITING):
+        os.environ[SPINS] = FEW
     if BACKEND not in sys.modules:
-        if not any(name in os.environ for name in WAITING) and not are_others_idle():
-            os.environ[SPINS] = FEW
         if (share := threads()) is not None:
             os.environ[THREADS] = str(share)
         with without_collection():

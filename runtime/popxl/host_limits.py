@@ -1,12 +1,11 @@
-"""How much of the host's memory and of its cores' time this process may use: the machine's, or what
-its cgroups leave of it.
+"""How much of the host's memory this process may use: the machine's, or what its memory cgroups
+leave of it.
 
 Containers, Slurm and systemd hold processes in cgroups, of version 1 or 2, or of both; a limit
 holds for all that is below it. Swap is not counted: rows that are page-locked, and rows that every
 step uses, have no place there.
 """
 
-import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -76,36 +75,18 @@ def host_memory(root: Path = SYSTEM) -> HostMemory:
     return HostMemory(total, min(available, total), limited_by)
 
 
-def core_limit(root: Path = SYSTEM) -> float:
-    """Cores whose time this process and all that shares it may take; infinite without a limit.
-
-    Args:
-        root: as of `host_memory`.
-    """
-    found = math.inf
-    for folder, version in cgroups(root, "cpu"):
-        if version is V2:
-            words = " ".join(_lines(folder / "cpu.max")).split()
-        else:
-            files = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-            words = [line for name in files for line in _lines(folder / name)]
-        if len(words) == 2 and all(word.isdigit() for word in words):  # else "max", or -1
-            found = min(found, int(words[0]) / int(words[1]))
-    return found
-
-
-def cgroups(root: Path = SYSTEM, controller: str = "memory") -> Iterator[tuple[Path, Version]]:
-    """Folders of the cgroups that control something of this process, each before those above it, as
-    far as they are mounted here.
+def cgroups(root: Path = SYSTEM) -> Iterator[tuple[Path, Version]]:
+    """Folders of this process's memory cgroups, each before those above it, as far as they are
+    mounted here.
     """
     paths = {}
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
         if not controllers:
             paths[V2] = path
-        elif controller in controllers.split(","):
+        elif "memory" in controllers.split(","):
             paths[V1] = path
-    for version, mounted, point in _mounts(root, controller):
+    for version, mounted, point in _mounts(root):
         if version not in paths:
             continue
         folder = root / point.lstrip("/")
@@ -114,9 +95,9 @@ def cgroups(root: Path = SYSTEM, controller: str = "memory") -> Iterator[tuple[P
             yield folder / part, version
 
 
-def _mounts(root: Path, controller: str) -> Iterator[tuple[Version, str, str]]:
-    """The places where a controller's cgroups are mounted: of which version, which of them is at a
-    mount's top, and the mount's place.
+def _mounts(root: Path) -> Iterator[tuple[Version, str, str]]:
+    """The places where memory cgroups are mounted: of which version, which of them is at a mount's
+    top, and the mount's place.
     """
     for line in _lines(root / "proc/self/mountinfo"):
         fields, _, rest = line.partition(" - ")
@@ -124,7 +105,7 @@ def _mounts(root: Path, controller: str) -> Iterator[tuple[Version, str, str]]:
         mounted, point = (unescaped(word) for word in fields.split()[3:5])
         if kind == "cgroup2":
             yield V2, mounted, point
-        elif kind == "cgroup" and controller in options.rpartition(" ")[2].split(","):
+        elif kind == "cgroup" and "memory" in options.rpartition(" ")[2].split(","):
             yield V1, mounted, point
 
 

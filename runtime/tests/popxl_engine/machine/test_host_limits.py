@@ -1,12 +1,10 @@
 """What of the host's memory a process may use, as systems with cgroups of every kind show it."""
 
-import math
 from pathlib import Path
 
 import pytest
 from popxl.errors import RemoteMemoryError
 from popxl.extensions import HostMemory, host_memory
-from popxl.host_limits import core_limit
 from popxl_engine.machine import device as device_module
 from popxl_engine.machine.device import Pages
 
@@ -183,36 +181,3 @@ def test_memory_beyond_a_limit_is_refused_before_any_is_taken(
         RemoteMemoryError, match="at most the 524288 that are left of 1048576 .*job/memory.max"
     ):
         Pages(2**19 + 1)
-
-
-V1_CPU = "36 31 0:33 {root} {point} rw,relatime - cgroup cgroup rw,cpu,cpuacct\n"
-
-
-@pytest.mark.parametrize(
-    "own, mounts, files, expected",
-    [
-        ("0::/pod\n", V2, {"pod/cpu.max": "150000 100000", "cpu.max": "max 100000"}, 1.5),
-        ("0::/pod\n", V2, {"pod/cpu.max": "max 100000", "cpu.max": "400000 100000"}, 4.0),
-        ("0::/pod\n", V2, {"pod/cpu.max": "max 100000"}, math.inf),
-        ("0::/\n", V2, {}, math.inf),
-        (
-            "3:cpu,cpuacct:/pod\n", V1_CPU,
-            {"pod/cpu.cfs_quota_us": 50000, "pod/cpu.cfs_period_us": 100000}, 0.5,
-        ),
-        (
-            "3:cpu,cpuacct:/pod\n", V1_CPU,
-            {"pod/cpu.cfs_quota_us": -1, "pod/cpu.cfs_period_us": 100000}, math.inf,
-        ),
-        ("4:memory:/pod\n", V1, {"pod/cpu.cfs_quota_us": 50000}, math.inf),
-    ],
-)  # fmt: skip
-def test_of_cores_a_process_has_what_its_cgroups_leave(
-    own: str, mounts: str, files: "dict[str, object]", expected: float, tmp_path: Path
-) -> None:
-    mounted = mounts.format(root="/", point="/sys/fs/cgroup")
-    tree = {f"sys/fs/cgroup/{name}": text for name, text in files.items()}
-    assert core_limit(system(tmp_path, own, mounted, tree)) == expected
-
-
-def test_a_machine_that_shows_no_cgroups_leaves_all_cores(tmp_path: Path) -> None:
-    assert core_limit(tmp_path) == math.inf
