@@ -321,11 +321,12 @@ def machine() -> Figures:
 
     information = Path("/proc/cpuinfo").read_text().splitlines()
     names = [line.split(":", 1)[1].strip() for line in information if line.startswith("model name")]
+    has_tiles = any("amx_bf16" in line.split() for line in information if line.startswith("flags"))
     return {
         "processor": names[0] if names else platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
         "threads": torch.get_num_threads(),
-        "vector": torch.backends.cpu.get_cpu_capability(),
+        "vector": "AMX" if has_tiles else torch.backends.cpu.get_cpu_capability(),
         "memory_gib": round(host_memory().total / 2**30, 1),
         "load": round(os.getloadavg()[0], 2),
         "torch": torch.__version__,

@@ -19,7 +19,11 @@ def draw() -> None:
     figure = Figure(figsize=(8, 0.8 + 0.5 * len(results)), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
-    names = [f"{result['entry']}\n{result['machine']['processor']}" for result in results]
+    machines = [result["machine"] for result in results]
+    names = [
+        f"{result['entry']}\n{machine['processor']}, {machine['vector']}"
+        for result, machine in zip(results, machines)
+    ]
     bits = [result["bits_per_byte"] for result in results]
     bars = axes.barh(names, bits, color="tab:blue", alpha=0.6)
     axes.bar_label(bars, fmt="%.3f", padding=6)
