@@ -66,10 +66,10 @@ def run_ceiling(config: Config) -> float | None:
 
 @cache
 def may_narrow(device: str) -> bool:
-    """Whether bfloat16 may be faster than float32: on a GPU, or where this CPU multiplies it
-    faster. Some that can do so at half the rate.
+    """Whether bfloat16 may be faster than float32: on a GPU, or where this CPU has instructions for
+    it that multiply faster. Some CPUs' have half the rate of float32.
     """
-    if runs_on_gpu(device):
-        return True
-    narrow, wide = (multiply_ceiling(name, device) for name in ("bfloat16", "float32"))
-    return multiplies_bfloat16() and narrow > wide
+    return runs_on_gpu(device) or (
+        multiplies_bfloat16()
+        and multiply_ceiling("bfloat16", device) > multiply_ceiling("float32", device)
+    )

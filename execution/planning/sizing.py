@@ -53,6 +53,8 @@ tokens with 0.3 of them, to 1.346 with 0.5 and to 1.361 with 0.75.
 """
 VALIDATED, VALIDATION = 100, 3
 """Steps between validations, at least, and steps that take as long as one: 3 % of the time."""
+VALIDATIONS = 10
+"""Validations before that of the last step, at most."""
 ENDING = 1.0
 """Seconds for reports and what else ends a run."""
 TRIED_STEPS = 3
@@ -175,7 +177,7 @@ class _Sizing:
         """The steps of a time less what validations take of them."""
         if not config.data.validation_files:
             return steps
-        return steps - VALIDATION * (1 + min(10, steps / VALIDATED))
+        return steps - VALIDATION * (1 + min(VALIDATIONS, steps / VALIDATED))
 
     def _without_narrow(self, candidate: Config) -> Config:
         """The candidate, or the one that float32 comes to where that is faster."""
@@ -263,7 +265,7 @@ class _Sizing:
     def _finished(self, config: Config, steps: int) -> Config:
         """The configuration with what follows from the number of steps."""
         training = config.training
-        validated = whole_calls(config, max(VALIDATED, steps // 10))
+        validated = whole_calls(config, max(VALIDATED, steps // VALIDATIONS))
         steps = training.steps if "steps" in self.known.given else steps
         warmup = min(steps // 4, max(10, steps // 50))
         warmup = training.warmup_steps if "warmup_steps" in self.known.given else warmup

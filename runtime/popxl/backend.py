@@ -34,8 +34,8 @@ KERNELS = "popxl_engine.native.build"
 SPINS = "GOMP_SPINCOUNT"
 """OpenMP's environment variable for how often a thread that waits looks before it sleeps."""
 FEW = "10000"
-"""Half a millisecond: longer than Python takes between kernels, on whose threads the next one would
-wait, and less than the milliseconds that it is by itself, of cores that others use as well.
+"""Half a millisecond, or less: longer than Python takes from one kernel to the next, which would
+wait for threads that sleep. OpenMP's own number is for milliseconds, of cores that others use too.
 """
 WAITING = (SPINS, "OMP_WAIT_POLICY")
 """What users may have said about that."""
