@@ -1,7 +1,7 @@
 """Training with state three times larger than the memory that the process may use, from files on a
 local disk.
 
-    python benchmarks/larger_than_memory.py              # 248 M parameters, 7 GB on the disk
+    python benchmarks/larger_than_memory.py              # 247 M parameters, 7 GB on the disk
     python benchmarks/larger_than_memory.py --batches 1 16 --folder /another/disk
 
 The limit is a third of weights and optimizer state: 12 bytes a parameter with moments in float32, 8

@@ -76,7 +76,8 @@ def lines(block: Block) -> "Iterator[str]":
     for line in to_text(block).splitlines():
         if line.startswith("  "):
             text = line.split("  #")[0].strip()
-            yield re.sub(r"(, )?\b\w+=(None|False|\(\))(?=[,)])", "", text)
+            text = re.sub(r"(, )?\b\w+=(None|False|\(\))(?=[,)])", "", text)
+            yield text.replace("(, ", "(")
 
 
 def one_change(before: "list[str]", after: "list[str]") -> "tuple[list[str], list[str]]":
