@@ -98,7 +98,7 @@ class dtype:  # noqa: N801 - PopXL's name
             return _BY_NAME[text[6:]]
         try:
             if type_value is not None:  # numpy's float64
-                return _NP_TO_POPXL[np.dtype(type_value)]
+                return _BY_NP[np.dtype(type_value)]
         # ValueError: numpy 2.4 asks for a torch tensor's dtype itself
         except (TypeError, ValueError, KeyError):
             pass
@@ -165,7 +165,12 @@ half = float16
 float = float32
 double = float64
 
-_NP_TO_POPXL: dict[Any, dtype] = {t._np: t for t in _BY_NAME.values() if t is not bfloat16}
+BEYOND = (bfloat16, float8_e4m3fn, float8_e5m2)
+"""The types that PopXL lacks, which `popxl.extensions` has. No table that programs walk through
+names them.
+"""
+_BY_NP: dict[Any, dtype] = {t._np: t for t in _BY_NAME.values() if t is not bfloat16}
+_NP_TO_POPXL: dict[Any, dtype] = {np_type: t for np_type, t in _BY_NP.items() if t not in BEYOND}
 _PT_TO_POPXL: dict[str, dtype] = {
-    f"torch.{t._torch_name}": t for t in _BY_NAME.values() if t._torch_name
+    f"torch.{t._torch_name}": t for t in _BY_NAME.values() if t._torch_name and t not in BEYOND
 }

@@ -215,8 +215,7 @@ class Session(Unpicklable):
                 shape.
             downcast_inputs: narrow 64-bit elements to the stream's 32 bits; else they are an error.
         Raises:
-            ValueError: not attached, unexpected or missing streams, an array of the wrong shape, or
-                numbers that the stream's element type cannot hold.
+            ValueError: not attached, unexpected or missing streams, or an array of the wrong shape.
             TypeError: something else than real numbers.
             RuntimeError: in a signal handler during a run, or in a fork.
         """
@@ -232,7 +231,7 @@ class Session(Unpicklable):
         downcast_inputs: bool = True,
     ) -> None:
         """Run once with the given input arrays, writing into the given output arrays, which are
-        numpy's, of the streams' element types and share no memory. Raises as `run`.
+        numpy's, of types that the streams' may become, and share no memory. Raises as `run`.
         """
         self._check_attached("run")
         self._validate_run_outputs(outputs or {})
@@ -242,9 +241,7 @@ class Session(Unpicklable):
         self, inputs: h2dStreamBufferMaps, outputs: d2hStreamBufferMaps, downcast_inputs: bool
     ) -> None:
         arrays = self._validate_run_inputs(inputs, downcast_inputs)
-        contiguous = {
-            s: value if value.flags.c_contiguous else value.copy() for s, value in outputs.items()
-        }
+        contiguous = {s: np.require(value, s.dtype.as_numpy(), "C") for s, value in outputs.items()}
         results: dict[Stream, np.ndarray] = {
             s: value.reshape(self._engine_shape(s, value.shape)) for s, value in contiguous.items()
         }
@@ -413,8 +410,8 @@ class Session(Unpicklable):
 
         Raises:
             TypeError: not a Variable, or another dtype than the variable's.
-            ValueError: another shape than the variable's `shape_on_host`, a number that its dtype
-                cannot hold, or a read-only memory-mapped variable.
+            ValueError: another shape than the variable's `shape_on_host`, or a read-only
+                memory-mapped variable.
             NotImplementedError: a variable with retrieval mode "all_replicas".
         """
         checked = {v: checked_data(v, data) for v, data in tensors.items()}

@@ -1,12 +1,13 @@
 """What a Session checks of the arrays that it is given."""
 
 import os
+import re
 from collections.abc import Mapping
 from itertools import combinations
 from typing import Any
 
 import numpy as np
-from popart import DeviceInfo, DeviceType
+from popart import DeviceInfo, DeviceManager, DeviceType
 
 from popxl.errors import GraphError
 from popxl.ir import Ir
@@ -16,6 +17,8 @@ from popxl.tensor import Tensor, Variable
 from popxl.utils import HostScalarTensor, host_array
 
 DEVICES = {"ipu_hw": DeviceType.Ipu, "ipu_model": DeviceType.IpuModel, "cpu": DeviceType.Cpu}
+SYSTEM = re.compile(r"(ipu|(ipu-|bow-)?(pod|m))[0-9]+", re.IGNORECASE)
+"""A name of a system, such as ipu2, IPU-POD16 or Bow-Pod64, for which PopXL compiles ahead."""
 OURS = ("auto", "cuda")
 """Names beyond PopXL's: a GPU where there is one, and a GPU, or with ":N" one of several."""
 
@@ -24,12 +27,14 @@ def device_of(description: str | DeviceInfo) -> DeviceInfo:
     """The device that a Session is asked for. ValueError for an unknown name."""
     if isinstance(description, DeviceInfo):
         return description
+    if isinstance(description, str) and SYSTEM.fullmatch(description):
+        return DeviceManager().createOfflineIpuFromSystemString(description, 1)
     if not isinstance(description, str) or (
         description not in DEVICES and description.partition(":")[0] not in OURS
     ):
         raise ValueError(
             f"Session: got device_desc {description!r}; expected one of {', '.join(DEVICES)}, "
-            f"{', '.join(OURS)}, cuda:N, or a DeviceInfo."
+            f"{', '.join(OURS)}, cuda:N, a system such as IPU-POD16, or a DeviceInfo."
         )
     return DeviceInfo(DEVICES.get(description, DeviceType.Ipu))
 
@@ -91,7 +96,7 @@ def check_keys(kind: str, given: Mapping[Any, Any], expected: list[Any]) -> None
 def check_output(stream: Stream, value: Any) -> None:
     """TypeError unless a run can write a stream's values into what it is given."""
     expected = stream.dtype.as_numpy()
-    if isinstance(value, np.ndarray) and value.dtype == expected:
+    if isinstance(value, np.ndarray) and np.can_cast(expected, value.dtype, "same_kind"):
         return
     given = f"{value.dtype} array" if isinstance(value, np.ndarray) else type(value).__name__
     raise TypeError(

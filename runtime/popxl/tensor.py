@@ -109,8 +109,7 @@ def _make_variable(
             "'all_replicas'."
         )
     graph._check_open("variable")
-    if dtype is None and hasattr(data, "dtype") and str(data.dtype) == "torch.bfloat16":
-        dtype = dtypes.bfloat16
+    dtype = dtype or _dtype_of(data)
     what = f"variable '{name}'" if name else "variable"
     array = to_host_value(what, data, dtype, downcast, log2_scale, nan_on_overflow)
     shape = array.shape
@@ -314,6 +313,12 @@ def replica_sharded_variable(
     return whole, whole.shard
 
 
+def _dtype_of(data: HostScalarTensor) -> dtype | None:
+    """The type of data whose host array has another."""
+    is_bfloat16 = str(getattr(data, "dtype", None)) == "torch.bfloat16"
+    return dtypes.bfloat16 if is_bfloat16 else None
+
+
 def constant(
     data: HostScalarTensor,
     dtype: dtype | None = None,
@@ -325,6 +330,7 @@ def constant(
     """A constant of the current graph; arguments as for `variable`. TypeError for float8 codes
     without dtype.
     """
+    dtype = dtype or _dtype_of(data)
     what = f"constant '{name}'" if name else "constant"
     array = host_array(what, data, dtype, downcast, True, log2_scale, nan_on_overflow)
     if dtype is None and array.dtype.names:

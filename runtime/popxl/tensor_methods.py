@@ -1,6 +1,6 @@
 """What a tensor is without its graph: a name, a shape and a dtype, and operators that add ops."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 import numpy as np
@@ -99,7 +99,7 @@ class TensorMethods(Unpicklable, Generic[TensorT]):
         self, value: Any, dtype: dtypes.dtype | None = None, raise_on_empty: bool = True
     ) -> TensorT:
         """A tensor as it is; a host value as a constant of this tensor's dtype. ValueError for an
-        empty value, and for numbers that the dtype cannot hold.
+        empty value.
         """
         if isinstance(value, TensorMethods):
             return cast(TensorT, value)
@@ -271,9 +271,11 @@ class TensorMethods(Unpicklable, Generic[TensorT]):
                 if not _is_basic_index(k):
                     raise self._wrong_index(f"{type(k).__name__} in a tuple")
             return self._basic_slice(keys)
-        if not isinstance(key, (TensorMethods, np.ndarray, list)):
+        if isinstance(key, (TensorMethods, np.ndarray, list)):
+            return self._gather_or_mask(key)
+        if isinstance(key, (str, bytes, Mapping)) or not isinstance(key, Iterable):
             raise self._wrong_index(type(key).__name__)
-        return self._gather_or_mask(key)
+        return self._gather_or_mask(key if hasattr(key, "dtype") else list(key))
 
     def _wrong_index(self, given: str) -> TypeError:
         return TypeError(

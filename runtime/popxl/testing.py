@@ -5,7 +5,7 @@ from popxl import dtypes
 
 def get_all_dtypes() -> list[dtypes.dtype]:
     """Every type of PopXL but bool."""
-    return [t for t in dtypes._BY_NAME.values() if t not in (dtypes.bool, dtypes.bfloat16)]
+    return [t for t in dtypes._BY_NAME.values() if t not in (dtypes.bool, *dtypes.BEYOND)]
 
 
 def get_all_int_dtypes(

@@ -52,8 +52,9 @@ def to_numpy(
 ) -> np.ndarray:
     """A C-contiguous array from a number, list, torch tensor or array.
 
-    Numbers may be rounded to the element type, with a warning where they become infinite. Those
-    that an integer type cannot hold are refused: fractions, NaN, and numbers out of its range.
+    Numbers are rounded to the element type, or cast as numpy casts to an integer type. A warning
+    tells of those that become infinite, and of those that an integer type cannot hold: fractions,
+    NaN, and numbers out of its range.
 
     Args:
         dtype: element type of the result (float32 stands for bfloat16); None keeps x's own. For a
@@ -65,8 +66,8 @@ def to_numpy(
         nan_on_overflow: whether those too large for float8 become NaN (default), or else its
             largest number.
     Raises:
-        ValueError: numbers that the element type cannot hold, ragged lists; a memory-mapped array
-            that would have to be converted, or that has 64-bit elements.
+        ValueError: ragged lists; a memory-mapped array that would have to be converted, or that has
+            64-bit elements.
         TypeError: no real numbers; something else than codes or floating point for a float8 type.
         RuntimeError: a scale out of range, or float8 arguments without numbers that become float8.
     """
@@ -125,11 +126,13 @@ def host_array(
 def _cast(
     array: np.ndarray, target: np.dtype, dtype: dtype | None, copy: bool, what: str
 ) -> np.ndarray:
-    """ValueError or TypeError, which begin with ``what``, for what the type cannot hold."""
+    """TypeError, which begins with ``what``, for data that are no numbers; a warning of numbers
+    that the type cannot hold.
+    """
     _check_kind(array, target, what)
     if dtype is bfloat16 or (target.kind in "iuf" and not np.can_cast(array.dtype, target)):
-        _check_range(array, target, dtype or target, what)
-    with np.errstate(over="ignore"):  # has been told
+        _warn_of_range(array, target, dtype or target, what)
+    with np.errstate(over="ignore", invalid="ignore"):  # has been told
         result = (
             np.array(array, dtype=target, order="C", copy=True)
             if copy
@@ -147,9 +150,9 @@ def _check_kind(array: np.ndarray, target: np.dtype, what: str) -> None:
         )
 
 
-def _check_range(array: np.ndarray, target: np.dtype, dtype: dtype | np.dtype, what: str) -> None:
-    """ValueError unless each number is one of the type, or is rounded to one; a warning of those
-    that are rounded to infinity, as masks of attention may be.
+def _warn_of_range(array: np.ndarray, target: np.dtype, dtype: dtype | np.dtype, what: str) -> None:
+    """A warning of numbers that are neither of the type nor rounded to one: that become infinite,
+    as masks of attention may, or are cut off or wrapped around, as PopXL casts integers.
     """
     if not array.size:
         return
@@ -158,11 +161,9 @@ def _check_range(array: np.ndarray, target: np.dtype, dtype: dtype | np.dtype, w
     is_inside = lowest <= least.item() and most.item() <= highest  # not so with NaN
     if target.kind == "f":
         if not is_inside and (wrong := _infinite(array, target, dtype)).any():
-            warnings.warn(
+            _warn(
                 f"{what}: {_first(array, wrong)} becomes infinite as {dtype.name}, which ends at "
-                f"{highest:.5g}. Write inf where that is meant.",
-                RuntimeWarning,
-                stacklevel=2,
+                f"{highest:.5g}. Write inf where that is meant."
             )
         return
     if array.dtype.kind in "iu":
@@ -174,7 +175,17 @@ def _check_range(array: np.ndarray, target: np.dtype, dtype: dtype | np.dtype, w
         fits = (x >= float(lowest)) & (x < float(highest) + 1) & (x == np.trunc(x))
         if fits.all():
             return
-    _refuse(array, ~fits, dtype.name, f"whole numbers from {lowest} to {highest}", what)
+    with np.errstate(invalid="ignore"):
+        becomes = array[~fits].flat[0].astype(target)
+    _warn(
+        f"{what}: got {_first(array, ~fits)} for {dtype.name}, which holds whole numbers from "
+        f"{lowest} to {highest}; it becomes {becomes}. Convert the data, or choose a type that "
+        "holds it."
+    )
+
+
+def _warn(words: str) -> None:
+    warnings.warn(words, RuntimeWarning, stacklevel=2)
 
 
 @cache
@@ -192,13 +203,6 @@ def _infinite(array: np.ndarray, target: np.dtype, dtype: dtype | np.dtype) -> n
         result = array.astype(target)
     result = round_to_bfloat16(result) if dtype is bfloat16 else result
     return np.asarray(np.isinf(result) & np.isfinite(array))
-
-
-def _refuse(array: np.ndarray, wrong: np.ndarray, name: str, expected: str, what: str) -> None:
-    raise ValueError(
-        f"{what}: got {_first(array, wrong)} for {name}; expected {expected}. Convert the data, or "
-        "choose a type that holds it."
-    )
 
 
 def _first(array: np.ndarray, wrong: np.ndarray) -> str:

@@ -5,7 +5,7 @@ from typing import Any, Literal, Protocol, cast
 
 import popxl
 from popxl import Tensor, ops
-from popxl.ops.call import CallSiteInfo
+from popxl.ops.call import CallSiteInfo, flattened
 from popxl.sharing import set_sharing, sharing_of
 from popxl.transforms.autodiff import GradGraphInfo
 
@@ -25,11 +25,19 @@ class BoundGraph:
 
     def call(self, *targs: Input, args: TensorMap | None = None) -> tuple[Tensor, ...]:
         """Call with the other inputs in order; ``args`` adds to and overrides the connections."""
-        return ops.call(self.graph, *targs, inputs_dict={**self.args, **(args or {})})
+        return self.call_with_info(*targs, args=args).outputs
 
     def call_with_info(self, *targs: Input, args: TensorMap | None = None) -> CallSiteInfo:
         """The same as `call`; returns the CallSiteInfo."""
-        return ops.call_with_info(self.graph, *targs, inputs_dict={**self.args, **(args or {})})
+        connected = {**self.args, **(args or {})}
+        free = [t for t in self.graph.inputs if t not in connected]
+        given = flattened(targs, free)
+        if len(given) > len(free):
+            raise ValueError(
+                f"call: got {len(given)} inputs for graph '{self.graph.name}', of whose "
+                f"{len(self.graph.inputs)} {len(free)} are not connected; expected at most as many."
+            )
+        return ops.call_with_info(self.graph, inputs_dict={**connected, **dict(zip(free, given))})
 
     def bind(self, args: TensorMap) -> "BoundGraph":
         """The same graph with more connections."""

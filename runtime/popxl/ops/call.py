@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from operator import index
 from typing import Any
 
+import numpy as np
+
 from popxl.context import get_current_context, get_current_graph
 from popxl.errors import GraphError
 from popxl.graph import Graph
@@ -134,12 +136,25 @@ def _checked(idx: int, values: Sequence[Any]) -> int:
     return idx
 
 
-def _flat(values: Iterable[Any]) -> list[Any]:
+def flattened(values: Iterable[Any], targets: Sequence[Tensor]) -> list[Any]:
+    """The values for a graph's inputs from the first on: what lists and tuples hold, but numbers in
+    a list where the next input has axes are its array.
+    """
     flat: list[Any] = []
     for value in values:
-        nested = isinstance(value, (list, tuple)) and any(isinstance(v, Tensor) for v in value)
-        flat.extend(_flat(value) if nested else [value])
+        has_axes = len(flat) < len(targets) and targets[len(flat)].rank > 0
+        if not isinstance(value, (list, tuple)) or (has_axes and _holds_numbers(value)):
+            flat.append(value)
+        else:
+            flat.extend(flattened(value, targets[len(flat) :]))
     return flat
+
+
+def _holds_numbers(values: Iterable[Any]) -> bool:
+    """Whether there is nothing in lists of lists but numbers."""
+    return all(
+        _holds_numbers(v) if isinstance(v, (list, tuple)) else np.isscalar(v) for v in values
+    )
 
 
 def _operand(name: str, target: Tensor, given: Any) -> Tensor:
@@ -179,7 +194,7 @@ def match_inputs(
         ValueError: too many or too few inputs, an input given twice, or a key that is no input.
         TypeError: a value that is neither tensor nor number nor array.
     """
-    positional = _flat(inputs)
+    positional = flattened(inputs, graph.inputs)
     if len(positional) > len(graph.inputs):
         raise ValueError(
             f"{name}: got {len(positional)} inputs for graph '{graph.name}'; expected at most "

@@ -10,6 +10,7 @@ import inspect
 import itertools
 import json
 import pkgutil
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -124,7 +125,9 @@ def computed(tried: "list[Sample]") -> "dict[popxl.dtype, set[popxl.dtype]]":
     }
     for case in itertools.starmap(make_case, distinct.values()):
         try:
-            program = build(case)
+            with warnings.catch_warnings():  # of operands that are no integers
+                warnings.simplefilter("ignore", RuntimeWarning)
+                program = build(case)
         except (DTypeError, TypeError, ValueError):
             continue
         if any(refused(program.graph)):

@@ -312,17 +312,9 @@ VALUES = [
            lambda: to_numpy(np.ones(2), popxl.float32, log2_scale=1)),
     Misuse("no float8 on the host", RuntimeError, "expected popxl.float8_143 or popxl.float8_152",
            lambda: fp8_utils.host_pow2scale_cast_to_fp8(np.ones(2), popxl.float32)),
-    *(Misuse(f"{data} as {dtype}", ValueError, says, lambda make=make, data=data, dtype=dtype: make(data, dtype, name="v"))
-      for make, kind in ((popxl.constant, "constant"), (popxl.variable, "variable"))
-      for data, dtype, says in (
-          (300, popxl.uint8, f"^{kind} 'v': got 300 for uint8; expected whole numbers from 0 to 255"),
-          (-1, popxl.uint8, f"{kind} 'v': got -1"),
-          ([2**33], None, f"{kind} 'v': got 8589934592 at .0. for int32"),
-          ([1.7], popxl.int32, f"{kind} 'v': got 1.7 at .0."),
-          (np.uint64(2**63), popxl.int64, "got 9223372036854775808 for int64"),
-          (2.0**63, popxl.int64, "for int64"),
-          (np.broadcast_to(np.float32(0.5), 3), popxl.int32, "got 0.5 .*for int32"),
-          ([[1], [1, 2]], popxl.float32, f"{kind} 'v': got a list that is no array"))),
+    *(Misuse(f"a ragged list as a {kind}", ValueError, f"{kind} 'v': got a list that is no array",
+             lambda make=make: make([[1], [1, 2]], popxl.float32, name="v"))
+      for make, kind in ((popxl.constant, "constant"), (popxl.variable, "variable"))),
     *(Misuse(f"{kind}: {says}", error, f"^{kind} 'v': got {says}",
              lambda make=make, given=given: make(**given, name="v"))
       for make, kind in ((popxl.constant, "constant"), (popxl.variable, "variable"))
@@ -333,18 +325,10 @@ VALUES = [
           (RuntimeError, "log2_scale or", {"data": np.zeros(2, popxl.float8_143.as_numpy()),
                                            "dtype": popxl.float8_143, "log2_scale": 1}),
           (RuntimeError, "log2_scale 99", {"data": np.ones(2), "dtype": popxl.float8_143, "log2_scale": 99}))),
-    Misuse("an input that does not fit", TypeError, r"number or array \(input %\w+: got list of objects",
+    Misuse("an input that does not fit", TypeError, r"number or array \(input %\w+: got object of objects",
            lambda: ops.call(graph(), [object()])),
     Misuse("float8 codes as numbers", TypeError, "expected real numbers",
            lambda: to_numpy(np.zeros(2, popxl.float8_143.as_numpy()), popxl.float32)),
-    *(Misuse(f"a number that the tensor's type does not hold, {i}", ValueError,
-             rf"^operand of %\w+: {says}", lambda do=do: do(ones(2, dtype=popxl.int32), ones(2, dtype=popxl.float16)))
-      for i, (says, do) in enumerate((
-          (r"int32\[2\]: got 1.5 for int32; expected whole", lambda x, h: x * 1.5),
-          (r"int32\[2\]: got 1099511627776", lambda x, h: x + 2**40),
-          (r"int32\[2\]: got 0.5", lambda x, h: x / 0.5),
-          (r"int32\[2\]: got 0.5", lambda x, h: 0.5 - x),
-          (r"int32\[2\]: got 0.5", lambda x, h: x**0.5)))),
     Misuse("a file in another type", ValueError, "expected a C-contiguous float16 array",
            lambda: mapped_as(popxl.float16)),
     Misuse("a file as a variable", ValueError, "^variable 'v': got a memory-mapped float64 array", mapped_variable),

@@ -332,13 +332,13 @@ def test_slots_that_no_store_reaches_are_zeros() -> None:
 @pytest.mark.parametrize(
     "given, says",
     [
-        (np.zeros(2), "float64 array .*'result' of float32.2.; expected a numpy array of float32"),
-        (np.zeros(2, np.int32), "int32 array .*'result'"),
+        (np.zeros(2, np.int32), "int32 array .*'result' of float32.2.; expected a numpy array of"),
+        (np.zeros(2, np.bool_), "bool array .*'result'"),
         ([0, 0], "got a list for output stream 'result'"),
         (torch.zeros(2), "got a Tensor for output stream 'result'"),
     ],
 )
-def test_an_output_of_another_type_is_refused(given: Any, says: str) -> None:
+def test_an_output_of_another_kind_is_refused(given: Any, says: str) -> None:
     ir, into, out = echo((2,))
     with popxl.Session(ir) as session, pytest.raises(TypeError, match=says):
         session.run_with_outputs({into: [1, 2]}, {out: given})
@@ -422,21 +422,12 @@ def test_numbers_that_become_infinite_are_told_of(dtype: popxl.dtype, given: Any
 @pytest.mark.parametrize(
     "dtype, given, says",
     [
-        (
-            popxl.int32,
-            np.array([2**40, 1]),
-            r"got 1099511627776 at \[0\] for int32; expected whole",
-        ),
-        (popxl.int32, [0.0, 1.7], r"got 1.7 at \[1\] for int32"),
-        (popxl.int32, torch.tensor([0.0, np.nan]), "got nan"),
-        (popxl.int32, [1e300, 0.0], r"got 1e\+300"),
-        (popxl.uint32, np.array([0, -1], np.int32), "got -1 .*expected whole numbers from 0 to"),
         (popxl.float32, [1j, 0], "got complex128 data for float32; expected real numbers"),
         (popxl.float32, ["1", "2"], "got <U1 data"),
         (popxl.float32, [[1], [1, 2]], "got a list that is no array .*expected lists of equal"),
     ],
 )
-def test_inputs_that_the_streams_type_cannot_hold_are_refused(
+def test_inputs_that_are_no_real_numbers_are_refused(
     dtype: popxl.dtype, given: Any, says: str
 ) -> None:
     ir, into, _ = echo((2,), dtype)
@@ -550,3 +541,12 @@ def test_inits_and_loads_are_fresh_in_every_run() -> None:
     with popxl.Session(ir) as session:
         results: dict[int, Any] = {i: session.run()[out].tolist() for i in range(2)}
     assert results == {0: [2, 2], 1: [2, 2]}
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float16, ">f4"])
+def test_an_output_of_another_floating_type_is_written(dtype: Any) -> None:
+    ir, into, out = echo((2,))
+    given = np.zeros(2, dtype)
+    with popxl.Session(ir) as session:
+        session.run_with_outputs({into: [1.5, 2]}, {out: given})
+    assert given.tolist() == [1.5, 2]
