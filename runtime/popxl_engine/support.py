@@ -27,7 +27,7 @@ def copied(result: Any, dtype: Any) -> np.ndarray:
 
 def to_device(value: np.ndarray) -> torch.Tensor:
     """A host value as a tensor of its own."""
-    return torch.from_numpy(np.array(value))
+    return torch.from_numpy(np.array(value, order="C"))
 
 
 @cache
@@ -39,7 +39,7 @@ def uploader(device: torch.device) -> Callable[[np.ndarray], torch.Tensor]:
     """
     if device.type == "cpu":
         return to_device
-    return lambda value: torch.from_numpy(np.array(value)).to(device, non_blocking=True)
+    return lambda value: to_device(value).to(device, non_blocking=True)
 
 
 def making_on(device: torch.device, kernel: Kernel) -> Kernel:
@@ -58,7 +58,7 @@ def downloaded(t: torch.Tensor) -> np.ndarray:
     """A tensor's elements on the host, in memory of their own: it waits for them. Zeros where t has
     no memory.
     """
-    return np.array(t.cpu().numpy()) if not t.is_meta else np.zeros(t.shape, np.uint32)
+    return np.array(t.cpu().numpy(), order="C") if not t.is_meta else np.zeros(t.shape, np.uint32)
 
 
 def clone(t: torch.Tensor) -> torch.Tensor:

@@ -73,7 +73,8 @@ class Hiding(NamedTuple):
     def native(self, query: torch.Tensor, key: torch.Tensor) -> tuple[Any, ...]:
         """What the compiled kernels take."""
         diagonal = key.shape[2] - query.shape[2] if self.causal else -1
-        return self.mask, self.positions, diagonal, self.window or 0, self.softcap
+        positions = None if self.positions is None else self.positions.contiguous()
+        return self.mask, positions, diagonal, self.window or 0, self.softcap
 
 
 @kernel("fused_attention")

@@ -41,7 +41,7 @@ def masked_scores(
     if is_slow or multiplies_small(lhs, rhs):
         return product(lhs, rhs, torch.float32).mul_(scale).add_(mask).to(lhs.dtype)
     shape = (*lhs.shape[:-1], rhs.shape[-1])
-    left, right = lhs.reshape(-1, *lhs.shape[-2:]), rhs.reshape(-1, *rhs.shape[-2:])
+    left, right = lhs.flatten(0, -3), rhs.flatten(0, -3)
     return torch.baddbmm(mask.expand(left.shape[0], *mask.shape), left, right, alpha=scale).reshape(
         shape
     )

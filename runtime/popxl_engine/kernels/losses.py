@@ -2,6 +2,7 @@
 
 import torch
 
+from popxl_engine.kernels.indexing import inside_only
 from popxl_engine.kernels.registry import kernel
 from popxl_engine.kernels.rounding import as_float32
 
@@ -45,6 +46,7 @@ def row_weights(
 
 
 @kernel("nll_loss")
+@inside_only
 def nll_loss(
     probs: torch.Tensor,
     labels: torch.Tensor,
@@ -61,6 +63,7 @@ def nll_loss(
 
 
 @kernel("nll_loss_grad")
+@inside_only
 def nll_loss_grad(
     dy: torch.Tensor,
     probs: torch.Tensor,

@@ -118,7 +118,8 @@ def max_pool_grad(dy: torch.Tensor, t: torch.Tensor, windows: Windows) -> torch.
         d = left.new_zeros(before.shape)
         covered = positions(d, axis, window, 0.0)
         for value, met in zip(met_values, points(covered, axis, window)):
-            is_smaller = value < after  # a NaN is a maximum, and smaller than nothing
+            # a NaN is the maximum
+            is_smaller = torch.where(after.isnan(), ~value.isnan(), value < after)
             met += left.masked_fill(is_smaller, 0)
             left.masked_fill_(~is_smaller, 0)
         left = d if covered is d else covered[elements(window, axis)].contiguous()

@@ -2,6 +2,7 @@
 stochastically.
 """
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -198,9 +199,9 @@ def _to_float16(x: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
     return torch.where(is_small, small, normal).to(torch.float16)
 
 
-class Updates:
+class _Updates(threading.local):
     """The source from which in-place updates of 16-bit tensors get the seeds of their rounding;
-    without, they round to nearest.
+    without, they round to nearest. Each thread has its own, as programs in threads run at once.
     """
 
     next_seed: Callable[[], tuple[torch.Tensor, int]] | None = None
@@ -208,10 +209,9 @@ class Updates:
     the index of the tensor's first element in the whole.
     """
 
-    @classmethod
     @contextmanager
     def rounded_stochastically(
-        cls, next_seed: Callable[[], torch.Tensor], start: int = 0
+        self, next_seed: Callable[[], torch.Tensor], start: int = 0
     ) -> Iterator[None]:
         """A block in which every update of a 16-bit tensor draws ``next_seed()``, uint32 [2], and
         rounds stochastically.
@@ -223,18 +223,20 @@ class Updates:
             start: index of an updated tensor's first element in the tensor that the seed is for;
                 for a shard not zero.
         """
-        with cls.drawing(lambda: (next_seed(), start)):
+        with self.drawing(lambda: (next_seed(), start)):
             yield
 
-    @classmethod
     @contextmanager
-    def drawing(cls, next_seed: Callable[[], tuple[torch.Tensor, int]]) -> Iterator[None]:
+    def drawing(self, next_seed: Callable[[], tuple[torch.Tensor, int]]) -> Iterator[None]:
         """The same as `rounded_stochastically`, where each update has a start of its own."""
-        before, cls.next_seed = cls.next_seed, next_seed
+        before, self.next_seed = self.next_seed, next_seed
         try:
             yield
         finally:
-            cls.next_seed = before
+            self.next_seed = before
+
+
+Updates = _Updates()
 
 
 def update_noise(t: torch.Tensor) -> Noise | None:

@@ -59,7 +59,8 @@ def groupedgather(
 ) -> torch.Tensor:
     """Group after group."""
     taken = [gather(group, i, axis - 1, None, zero_OOR) for group, i in zip(as_signed(t), indices)]
-    return torch.stack(taken).view(t.dtype)
+    shape = (0, *t.shape[1:axis], *indices.shape[1:], *t.shape[axis + 1 :])
+    return torch.stack(taken).view(t.dtype) if taken else t.new_empty(shape)
 
 
 @kernel("groupedgather_grad")
@@ -67,6 +68,7 @@ def groupedgather_grad(
     dy: torch.Tensor, indices: torch.Tensor, shape: tuple[int, ...], axis: int, zero_OOR: bool
 ) -> torch.Tensor:
     """Group after group."""
-    return torch.stack(
-        [gather_grad(d, i, tuple(shape[1:]), axis - 1, zero_OOR) for d, i in zip(dy, indices)]
-    )
+    gradients = [
+        gather_grad(d, i, tuple(shape[1:]), axis - 1, zero_OOR) for d, i in zip(dy, indices)
+    ]
+    return torch.stack(gradients) if gradients else dy.new_empty(shape)

@@ -3,6 +3,7 @@
 import ctypes
 import functools
 import itertools
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -71,24 +72,29 @@ these, has no parameters and returns a number.
 """
 
 
-_elsewhere = False
-"""Whether tensors without memory stand for those of another device."""
+class _OfThread(threading.local):
+    """What a thread, which may plan while others run, takes tensors without memory for."""
+
+    elsewhere = False
+    """Whether they stand for those of another device."""
+
+
+_of_thread = _OfThread()
 
 
 @contextmanager
 def elsewhere(device: torch.device) -> Iterator[None]:
     """A block in which tensors without memory stand for a device's."""
-    global _elsewhere  # noqa: PLW0603
-    before, _elsewhere = _elsewhere, device.type != "cpu"
+    before, _of_thread.elsewhere = _of_thread.elsewhere, device.type != "cpu"
     try:
         yield
     finally:
-        _elsewhere = before
+        _of_thread.elsewhere = before
 
 
 def is_here(device: torch.device) -> bool:
     """Whether a device is the processor, or stands for it."""
-    return device.type == "cpu" or device.type == "meta" and not _elsewhere
+    return device.type == "cpu" or device.type == "meta" and not _of_thread.elsewhere
 
 
 def _is_here(t: torch.Tensor) -> bool:

@@ -61,9 +61,9 @@ def masked_scores(lhs: TensorSpec, rhs: TensorSpec, mask: TensorSpec, scale: flo
     shape = (*lhs.shape[:-1], *rhs.shape[-1:])
     fits = fits and lhs.shape[-1] == rhs.shape[-2] and mask.shape == shape[-2:]
     check(
-        fits and lhs.dtype is rhs.dtype is mask.dtype,
+        fits and lhs.dtype is rhs.dtype is mask.dtype and lhs.dtype.is_floating_point,
         "masked_scores",
-        "[..., m, k], [..., k, n] and [m, n] of one dtype",
+        "[..., m, k], [..., k, n] and [m, n] of one floating-point dtype",
         lhs=lhs,
         rhs=rhs,
         mask=mask,

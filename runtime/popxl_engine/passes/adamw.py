@@ -2,11 +2,11 @@
 a condition is false.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from popxl_engine.ir import Block, Value
-from popxl_engine.ops.adamw import adamw_, adamw_where_
+from popxl_engine.ops.adamw import STATE, adamw_, adamw_where_
 from popxl_engine.passes.rewriter import Rewriter, fused
 
 
@@ -58,42 +58,37 @@ def _update(rewriter: Rewriter, index: int) -> _Update | None:
         return None
     gradient, scale, scaling = _scaled(rewriter, m["X"], (first, second))
     absorbed = [first, second, maker, *scaling]
-    state = {"var": var, "first": m["t"], "second": v["t"]}
-    if not _may_be_one(rewriter, index, absorbed, state.values(), gradient, adam["time_step"]):
-        return None
     hyper = {name: adam[name] for name in ("beta1", "beta2", "epsilon", "weight_decay")}
-    return _Update(
-        {
-            "var": var,
-            "grad": gradient,
-            "scale": scale,
-            "first": m["t"],
-            "second": v["t"],
-            "step": adam["time_step"],
-            "minus_lr": last["b"],
-            **hyper,
-        },
-        absorbed,
-    )
+    operands = {
+        "var": var,
+        "grad": gradient,
+        "scale": scale,
+        "first": m["t"],
+        "second": v["t"],
+        "step": adam["time_step"],
+        "minus_lr": last["b"],
+        **hyper,
+    }
+    return _Update(operands, absorbed) if _may_be_one(rewriter, index, absorbed, operands) else None
 
 
 def _may_be_one(
-    rewriter: Rewriter,
-    index: int,
-    absorbed: Sequence[int],
-    state: Iterable[Value],
-    gradient: Value,
-    time_step: Value,
+    rewriter: Rewriter, index: int, absorbed: Sequence[int], operands: Mapping[str, Any]
 ) -> bool:
-    """Whether all may run where the last of them is, and nobody sees what is between."""
-    apart = {rewriter.storage(v) for v in (*state, gradient, time_step)}
+    """Whether all may run where the last of them is, nobody sees what is between, and no factor is
+    what the update writes.
+    """
+    state = [operands[name] for name in STATE]
+    written = {rewriter.storage(v) for v in state}
+    others = [v for name, v in operands.items() if name not in STATE and isinstance(v, Value)]
+    apart = len(written) == len(state) and all(rewriter.storage(v) not in written for v in others)
     seen = any(
         not rewriter.used_only_by(v, absorbed)
         for i in absorbed[:2]
         for v in rewriter.instrs[i].outputs
     )
-    counted = rewriter.maker(time_step)
-    return len(apart) == 5 and not seen and rewriter.may_run_late(absorbed, index, state, counted)
+    counted = rewriter.maker(operands["step"])
+    return apart and not seen and rewriter.may_run_late(absorbed, index, state, counted)
 
 
 def _writer(rewriter: Rewriter, moment: Value, name: str, before: int) -> int | None:
@@ -129,7 +124,7 @@ def _condition(rewriter: Rewriter, last: int, update: _Update) -> tuple[Value | 
     None, and nothing, where something else sees what they make, or what they write before they
     have.
     """
-    state = [update.operands[name] for name in ("var", "first", "second")]
+    state = [update.operands[name] for name in STATE]
     restored = [_restored(rewriter, v, last, min(update.absorbed[:2])) for v in state]
     conditions = {condition for condition, _ in restored if condition is not None}
     restoring = [i for _, indices in restored for i in indices]
@@ -138,14 +133,13 @@ def _condition(rewriter: Rewriter, last: int, update: _Update) -> tuple[Value | 
     (condition,) = conditions
     storages = {rewriter.storage(v) for v in state}
     between = (
-        rewriter.instrs[i]
+        i
         for i in range(last + 1, max(restoring))
         if i not in restoring and i not in rewriter.removed
     )
     maker = rewriter.maker(condition)
     if (maker is not None and maker >= last) or any(
-        instr.written() or any(rewriter.storage(v) in storages for v in instr.inputs())
-        for instr in between
+        rewriter.instrs[i].written() or rewriter.may_see(i, storages) for i in between
     ):
         return None, []
     return condition, restoring

@@ -40,7 +40,7 @@ class Dependences:
         """The instructions that depend on each one by themselves."""
         self._forms = block.find(AffineForms)
         self._storage: UnionFind[Any] = UnionFind()
-        for instr in instrs:
+        for instr in (*block.instrs, *instrs):  # aliases may be made before these instructions
             for source, result in _may_alias_edges(instr):
                 self._storage.join(source, result)
         self._depend()

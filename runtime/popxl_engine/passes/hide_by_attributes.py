@@ -39,10 +39,12 @@ def hide_by_attributes(block: Block) -> Block:
 def attributes_of(mask: np.ndarray) -> dict[str, Any] | None:
     """The arguments that hide what a mask [queries, keys] hides, if it is causal."""
     queries, keys = mask.shape
+    if mask.size == 0:
+        return None
     hidden = mask <= HIDDEN
     window = keys - int(np.count_nonzero(hidden[-1]))  # the last query's own key is the last
     distance = np.arange(keys - queries, keys)[:, None] - np.arange(keys)
-    if not np.array_equal(hidden, (distance < 0) | (distance >= window)):
+    if window < 1 or not np.array_equal(hidden, (distance < 0) | (distance >= window)):
         return None
     if mask[~hidden].any():
         return None

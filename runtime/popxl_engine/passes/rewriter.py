@@ -1,6 +1,6 @@
 """What passes need to find patterns in a block and to replace them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -161,10 +161,18 @@ class Rewriter:
         for i in range(min(absorbed), last):
             if i in absorbed or i in self.removed or i == except_:
                 continue
-            instr = self.instrs[i]
-            if instr.written() or any(self.storage(v) in storages for v in instr.inputs()):
+            if self.instrs[i].written() or self.may_see(i, storages):
                 return False
         return True
+
+    def may_see(self, index: int, storages: Set[Any]) -> bool:
+        """Whether an instruction reads storage, or may: inputs that a graph takes by reference may
+        be one tensor. Numbers without axes, such as rates, are taken for no tensor with some.
+        """
+        inputs = {self.storage(v) for v in self.block.inputs}
+        least = min(1, *(s.rank for s in storages)) if storages else 1
+        read = (self.storage(v) for v in self.instrs[index].inputs())
+        return any(s in storages or s in inputs and s.rank >= least for s in read)
 
     def replace(self, index: int, instr: Instr | None, *absorbed: int) -> bool:
         """Put another instruction at a position; the absorbed ones go. Nothing, and False, where it

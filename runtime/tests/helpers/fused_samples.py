@@ -149,6 +149,11 @@ def hidden(queries: int, keys: int) -> torch.Tensor:
 HIDING = ("mask", "positions", "causal", "window", "softcap")
 
 
+def in_a_wider_one(t: torch.Tensor) -> torch.Tensor:
+    """The same numbers with others between the first axis's parts."""
+    return torch.stack((t, 1000 + t), 1)[:, 0]
+
+
 def hiding(draw: Draw, batch: int, queries: int, keys: int) -> dict[str, Any]:
     """A mask or attributes, and a bound of scores."""
     softcap = draw.one_of(0.0, 0.0, 1.5)
@@ -157,6 +162,7 @@ def hiding(draw: Draw, batch: int, queries: int, keys: int) -> dict[str, Any]:
         added = draw.one_of(mask.to(draw.dtype), None)
         return dict(zip(HIDING, (added, None, False, None, softcap)))
     positions = torch.randint(0, keys, (batch, 1, queries, 1), dtype=torch.int32)
+    positions = draw.one_of(positions, in_a_wider_one(positions))
     window = draw.one_of(None, draw.size(keys))
     return dict(zip(HIDING, (None, draw.one_of(None, positions), True, window, softcap)))
 

@@ -327,6 +327,68 @@ def guarded_adam(name: str, is_taken: bool = False) -> list[Tensor]:
     return [weight * 1.0, *seen, *(t * 2.0 for t in restored)]
 
 
+def twice_by_reference(name: str) -> Build:
+    """An update in a graph that takes some of its state by reference twice, and reads the second
+    reference between."""
+
+    def make(ir: popxl.Ir) -> list[Tensor]:
+        shape = () if name == "a number" else (6, 6)
+        weight, grad, m, step = (*(var(*shape, seed=i) for i in range(3)), number(3))
+        v, condition = popxl.variable(normal(*shape, seed=4) ** 2), popxl.variable(np.array(False))
+        seen = {
+            "a moment": lambda: m,
+            "a number": lambda: m,
+            "a part of a moment": lambda: ops.slice_(m, 0, 2, 1, 0),
+            "a weight that is restored": lambda: weight,
+        }[name]()
+        given = (weight, m, v, seen, grad, step, condition)
+        body = ir.create_empty_graph("update")
+        with body, popxl.in_sequence():
+            w, first, second, other = (
+                popxl.graph_input(t.shape, t.dtype, by_ref=True) for t in given[:4]
+            )
+            g, n, asked = (popxl.graph_input(t.shape, t.dtype) for t in given[4:])
+            kept = [ops.identity(t) for t in (w, first, second)]
+            var_updates.accumulate_moving_average_(first, g, f=0.9)
+            var_updates.accumulate_moving_average_square_(second, g, f=0.99)
+            early = other * 2.0
+            u = var_updates.adam_updater(
+                first, second, weight=w, time_step=n, weight_decay=0.1, beta1=0.9, beta2=0.99,
+                epsilon=1e-5,
+            )  # fmt: skip
+            ops.scaled_add_(w, u, b=-0.01)
+            late = other * 2.0
+            if name == "a weight that is restored":
+                for t, before in zip((w, first, second), kept):
+                    var_updates.copy_var_update_(t, ops.where(asked, t, before))
+            popxl.graph_output(early)
+            popxl.graph_output(late)
+        return [*ops.call(body, *given), weight * 1.0]
+
+    return make
+
+
+def a_factor_that_is_a_moment() -> list[Tensor]:
+    """An update of one element whose rate is its first moment."""
+    weight, grad, m, v = (var(1, seed=i) ** 2.0 * 1.0 for i in range(4))
+    var_updates.accumulate_moving_average_(m, grad, f=0.9)
+    var_updates.accumulate_moving_average_square_(v, grad, f=0.99)
+    u = var_updates.adam_updater(
+        m, v, weight=weight, time_step=number(3), weight_decay=0.1, beta1=0.9, beta2=0.99,
+        epsilon=1e-5,
+    )  # fmt: skip
+    return [ops.scaled_add_(weight, u, 1.0, m)]
+
+
+def hidden_by(mask: np.ndarray) -> Build:
+    """Attention with a constant mask [queries, keys]."""
+    queries, keys = mask.shape
+    shapes = ((1, 2, queries, 8), (1, 2, keys, 8), (1, 2, keys, 8))
+    return of(
+        lambda: [attend_op(*(var(*s, seed=i) for i, s in enumerate(shapes)), popxl.constant(mask))]
+    )
+
+
 # Loss
 
 
@@ -743,6 +805,21 @@ NEAR_MISSES: dict[str, Build] = {
     "scores: broadcast": masked((2, 6, 6), (1, 6, 6), (6, 6)),
     "scores: other ranks": masked((2, 6, 6), (6, 6), (6, 6)),
     "scores: scaled by an array": of(scaled_by_an_array),
+    "scores: integers": of(
+        lambda: [
+            popxl.variable(np.arange(24).reshape(2, 3, 4), popxl.int64)
+            @ popxl.variable(np.arange(40).reshape(2, 4, 5), popxl.int64)
+            * popxl.constant(2**55 + 1, popxl.int64)
+            + popxl.variable(np.arange(15).reshape(3, 5), popxl.int64)
+        ]
+    ),
+    **{
+        f"adam: seen twice, {name}": twice_by_reference(name)
+        for name in ("a moment", "a number", "a part of a moment", "a weight that is restored")
+    },
+    "adam: a factor that is a moment": of(a_factor_that_is_a_moment),
+    "attention: every key is hidden": hidden_by(np.full((4, 4), -1e4, np.float32)),
+    "attention: no queries": hidden_by(np.zeros((0, 4), np.float32)),
     "scores: typed": of(
         lambda: [typed(half(2, 6, 6), half(2, 6, 6, seed=1)) * 0.5 + var(6, 6)]
     ),

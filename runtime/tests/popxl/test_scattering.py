@@ -113,3 +113,30 @@ def test_scattering_in_groups_adds_no_op_for_each_group():
     )
     assert [op.definition.name for op in graph.ops] == ["reshape", "scatter_reduce"]
     assert graph.outputs[0].shape == (4, 2, 3)
+
+
+@pytest.mark.parametrize("label", [3, -1])
+def test_a_label_outside_the_classes_is_told_in_words(label: int) -> None:
+    ir = popxl.Ir()
+    with ir.main_graph:
+        probs = popxl.variable(np.full((2, 3), 1 / 3, np.float32))
+        loss = ops.nll_loss(probs, popxl.variable(np.array([0, label], np.int32)))
+        ops.host_store(popxl.d2h_stream(loss.shape, loss.dtype), loss)
+    says = f"got index {label} on axis 1 of 3; expected 0 <= index < 3"
+    with popxl.Session(ir) as session, pytest.raises(IndexError, match=says):
+        session.run()
+
+
+@pytest.mark.parametrize(
+    "shapes", [((2, 3, 0), (2, 0, 5)), ((2, 0, 4), (2, 4, 5)), ((2, 3, 4), (2, 4, 0))]
+)
+def test_scores_without_elements_are_computed(shapes: tuple[tuple[int, ...], ...]) -> None:
+    ir = popxl.Ir()
+    x, w = (np.ones(shape, np.float32) for shape in shapes)
+    mask = np.ones((x.shape[1], w.shape[2]), np.float32)
+    with ir.main_graph:
+        y = popxl.variable(x) @ popxl.variable(w) * 0.5 + popxl.variable(mask)
+        out = popxl.d2h_stream(y.shape, y.dtype)
+        ops.host_store(out, y)
+    with popxl.Session(ir) as session:
+        np.testing.assert_array_equal(session.run()[out], x @ w * 0.5 + mask)

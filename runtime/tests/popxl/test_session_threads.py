@@ -302,3 +302,27 @@ def test_a_fork_refuses_its_parents_session_in_words() -> None:
     expected = ["400.0", "child: 0", "512.0", *forked, "512.0"]
     assert done.stdout.splitlines() == expected, done.stderr
     assert done.stderr == ""
+
+
+def rounded(is_stochastic: bool, seed: int) -> np.ndarray:
+    """What a program makes of a variable of bfloat16 in some hundred small updates."""
+    ir, size = popxl.Ir(), 4096
+    ir._pb_ir.getSessionOptions().enableStochasticRounding = is_stochastic
+    change = np.random.default_rng(seed).standard_normal(size).astype(np.float32) * 1e-3
+    with ir.main_graph, popxl.in_sequence():
+        w = popxl.variable(np.linspace(1, 2, size, dtype=np.float32), extensions.bfloat16)
+        x = popxl.variable(change)
+        for _ in range(200):
+            ops.var_updates.accumulate_(w, x)
+    with popxl.Session(ir) as session:
+        session.run()
+    return np.array(session.get_tensor_data(w))
+
+
+def test_programs_in_threads_round_each_as_it_says() -> None:
+    kinds = [(True, 0), (False, 1), (True, 2), (False, 3)]
+    alone = [rounded(*kind) for kind in kinds]
+    together = in_threads(lambda number: rounded(*kinds[number % len(kinds)]))
+    for number, found in enumerate(together):
+        np.testing.assert_array_equal(found, alone[number % len(kinds)])
+    np.testing.assert_array_equal(rounded(*kinds[1]), alone[1])

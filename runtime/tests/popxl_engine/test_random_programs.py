@@ -48,6 +48,43 @@ def test_engine_equals_interpreter_on_four_replicas(program: Any) -> None:
     assert differences(*program, replicas=4, overlaps=True) == []
 
 
+ONCE_WRONG: dict[str, tuple[Any, dict[str, Any]]] = {
+    "a transposed host value of which a view is written": (
+        (
+            [("transpose_", 0, 0, 0), ("repeat", 0, 1, 1)],
+            [
+                [("host_load", 0, 0, 0)],
+                [
+                    ("split", 0, 0, 0),
+                    ("load_", 4, 0, 0),
+                    ("reshape_", 3, 0, 0),
+                    ("reverse_", 3, 1, 0),
+                ],
+            ],
+        ),
+        {"dtype": popxl.int32},
+    ),
+    "an alias that is made before a loop that writes it": (
+        (
+            [
+                ("transpose_", 5, 0, 0),
+                ("call", 0, 0, 0),
+                ("sharded_slice", 0, 0, 0),
+                ("repeat", 2, 6, 1),
+            ],
+            [[("variable", 21, 0, 0), ("concat_", 0, 0, 1)]],
+        ),
+        {"replicas": 4, "overlaps": True},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ONCE_WRONG)
+def test_programs_that_were_wrong_are_right(name: str) -> None:
+    program, how = ONCE_WRONG[name]
+    assert differences(*program, **how) == []
+
+
 @pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", sorted(ALL_RULES))

@@ -174,6 +174,9 @@ TIES = np.array([[0, 3, 1, 1], [3, 0, 1, 1], [2, 0, 2, 2]], np.float32).reshape(
 """Windows whose largest element is there twice (in the first, in neither the same row nor column)
 or four times.
 """
+NOT_A_NUMBER = np.array([[0, 3, 1, np.nan], [3, 0, 1, 1], [2, 0, 2, 2]], np.float32).reshape(
+    1, 1, 3, 4
+)
 TIED = (Window(3, 2, 1, 1, 0, 2), Window(4, 2, 1, 1, 0, 3))
 
 
@@ -231,12 +234,13 @@ SAMPLES = [
         for dy, t, windows in GRADS
     ),
     Sample("max_pool_grad", operands=((1, 1, 2, 3), TIES), attrs={"windows": TIED}, oracle=torch_ties),
+    Sample("max_pool_grad", operands=((1, 1, 2, 3), NOT_A_NUMBER), attrs={"windows": TIED}, oracle=torch_ties),
     Sample(
         "max_pool_grad",
         operands=((1, 1, 2), np.array([1.0, np.nan, 2.0], np.float32).reshape(1, 1, 3)),
         attrs={"windows": (Window(3, 2, 1, 1, 0, 2),)},
-        oracle=lambda dy, t, windows: np.stack([dy[..., 0], dy[..., 1], 0 * dy[..., 0]], -1),
-    ),  # the gradient of a maximum that is not a number arrives, and at one element only
+        oracle=lambda dy, t, windows: np.stack([0 * dy[..., 0], dy.sum(-1), 0 * dy[..., 0]], -1),
+    ),  # the gradient of a maximum that is not a number arrives there, and there only
 ]  # fmt: skip
 
 

@@ -178,6 +178,8 @@ SAMPLES = [
            [[2, 3], [0, 0]]], np.uint32)), attrs={"axis": -1, "group_size": 2}, oracle=take_in_groups),
     Sample("groupedgather", operands=((2, 3, 5), np.array([2, 0], np.int32)), attrs={"axis": 1, "group_size": 2},
            oracle=take_in_groups),
+    Sample("groupedgather", operands=((0, 3, 5), np.zeros((0, 2), np.int32)), attrs={"axis": 1, "group_size": 0},
+           oracle=lambda t, indices, **attrs: np.zeros((0, 2, 5), t.dtype)),
     Sample("groupedgather", operands=((2, 3, 4), np.array([[-1, 2, 4], [3, 0, 9]], np.int32)), attrs={"axis": 2,
            "group_size": 2, "zero_OOR": True}, oracle=take_or_zero_in_groups),
     Sample("groupedgather", operands=(np.stack([UINT, UINT + 9]), np.array([[2, 0], [1, 1]], np.int32)),

@@ -28,6 +28,11 @@ MASKS: dict[str, tuple[np.ndarray, Any]] = {
     "faint": (causal(6, -100.0), None),
     "more is added": (causal(6) + 0.5, None),
     "more queries than keys": (causal(6)[:, :4], None),
+    "every key is hidden": (np.full((4, 4), -1e4, np.float32), None),
+    "every key of more": (np.full((3, 5), -1e4, np.float32), None),
+    "every key of a query": (causal(6, -1e4) + np.where(np.arange(6) == 5, -1e4, 0)[:, None], None),
+    "no queries": (np.zeros((0, 4), np.float32), None),
+    "no keys": (np.zeros((4, 0), np.float32), None),
 }
 
 
