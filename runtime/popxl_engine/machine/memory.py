@@ -122,7 +122,7 @@ def check_index(index: int, entries: int) -> None:
 
 def copy_apart(row: torch.Tensor, t: torch.Tensor) -> None:
     """Copy a tensor into a row, unless it is that row."""
-    if row.data_ptr() == t.data_ptr() and row.numel() > 0:
+    if row.data_ptr() == t.data_ptr() and row.stride() == t.stride() and row.numel() > 0:
         return
     if row.device != t.device and t.numel() > 1 and not any(t.stride()):
         t = t[(0,) * t.dim()].to(row.device).expand(t.shape)  # one number travels
