@@ -304,8 +304,8 @@ def test_a_fork_refuses_its_parents_session_in_words() -> None:
     assert done.stderr == ""
 
 
-def rounded(is_stochastic: bool, seed: int) -> np.ndarray:
-    """What a program makes of a variable of bfloat16 in some hundred small updates."""
+def rounding(is_stochastic: bool, seed: int) -> Callable[[], np.ndarray]:
+    """A session of some hundred small updates of a variable of bfloat16: what it makes of that."""
     ir, size = popxl.Ir(), 4096
     ir._pb_ir.getSessionOptions().enableStochasticRounding = is_stochastic
     change = np.random.default_rng(seed).standard_normal(size).astype(np.float32) * 1e-3
@@ -314,15 +314,20 @@ def rounded(is_stochastic: bool, seed: int) -> np.ndarray:
         x = popxl.variable(change)
         for _ in range(200):
             ops.var_updates.accumulate_(w, x)
-    with popxl.Session(ir) as session:
-        session.run()
-    return np.array(session.get_tensor_data(w))
+    session = popxl.Session(ir)
+
+    def run() -> np.ndarray:
+        with session:
+            session.run()
+        return np.array(session.get_tensor_data(w))
+
+    return run
 
 
 def test_programs_in_threads_round_each_as_it_says() -> None:
     kinds = [(True, 0), (False, 1), (True, 2), (False, 3)]
-    alone = [rounded(*kind) for kind in kinds]
-    together = in_threads(lambda number: rounded(*kinds[number % len(kinds)]))
-    for number, found in enumerate(together):
-        np.testing.assert_array_equal(found, alone[number % len(kinds)])
-    np.testing.assert_array_equal(rounded(*kinds[1]), alone[1])
+    alone = [rounding(*kind)() for kind in kinds]
+    programs = [rounding(*kind) for kind in kinds]
+    for found, expected in zip(in_threads(lambda number: programs[number]()), alone, strict=True):
+        np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(rounding(*kinds[1])(), alone[1])
