@@ -4,10 +4,9 @@ Imports what loads in a moment: `config`, and the flags of a plan.
 """
 
 import importlib
-import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
@@ -27,10 +26,17 @@ from popxl_gpt.config.leaves import leaves
 from popxl_gpt.config.preparing import parse_preparation
 from popxl_gpt.config.schema import Config
 from popxl_gpt.data.dataset_info import implied_settings
+from popxl_gpt.demo.job.choice import (
+    BY_THE_CLOCK,
+    ONE_HEAD,
+    WAITING,
+    chooses_model,
+    implied_for_choice,
+)
 from popxl_gpt.demo.job.options import TrainOptions, no_tensorboard, unreadable_tokenizer
 from popxl_gpt.utils.errors import ConfigError
 from popxl_gpt.utils.files.hub import tokenizer_file
-from popxl_gpt.utils.files.plain import is_folder, open_plain, real_path
+from popxl_gpt.utils.files.plain import open_plain
 from popxl_gpt.utils.programs import start, typed_as, unknown_command
 from popxl_gpt.utils.texts import IsFreeText, text_of_path
 
@@ -290,36 +296,6 @@ GENERATE = TrainedModelCommand(
 
 FIRST_WEIGHTS = "popxl_gpt.execution.exchange.initial_weights"
 """The module that reads another model, which takes time to load: only where there is one."""
-BY_THE_CLOCK = {"validate_every": 0, "schedule": "wsd"}
-"""Settings of a run whose size the program chooses: it finds the files to validate on."""
-ONE_HEAD = {"heads": 1}
-"""The setting until the program has chosen heads: any hidden size will do."""
-AT_ONCE = ("data_parallel", "micro_batch_size", "widening")
-"""Settings whose product divides a batch."""
-
-
-WAITING = ("validate_first", "validate_training")
-"""Settings that are checked when it is known whether there are files to validate on."""
-
-
-def implied_for_choice(flags: Mapping[str, Any], file: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run takes from its data; until batch and steps are chosen, such as go with what flags
-    say runs at once.
-    """
-    found: dict[str, Any] = {}
-    first = flags.get("rampup_batch_size")
-    if first is not None or not flags.keys().isdisjoint((*AT_ONCE, "global_batch_size")):
-        batch = math.prod(flags.get(name, 1) for name in AT_ONCE)
-        if first is not None:
-            batch = first + (flags.get("rampup_increment") or first)
-        found = {"micro_batch_size": 1, "global_batch_size": batch}
-    if "device_iterations" in flags:
-        found |= {"steps": flags["device_iterations"], "every": 0}
-    found["name"] = name_by_the_clock(flags)
-    found = {name: value for name, value in found.items() if name not in flags}
-    if "validate_every" not in flags:
-        found |= dict.fromkeys(WAITING, False)
-    return {**found, **implied_settings(flags, file)}
 
 
 def implied_by_model(flags: Mapping[str, Any], file: Mapping[str, Any]) -> dict[str, Any]:
@@ -335,16 +311,6 @@ def implied_by_model(flags: Mapping[str, Any], file: Mapping[str, Any]) -> dict[
     return {**{name: value for name, value in own.items() if name not in flags}, **found}
 
 
-def name_by_the_clock(flags: Mapping[str, Any]) -> str:
-    """The name of a run that ends by the clock: that of its data's folder, and its minutes."""
-    minutes = f"{flags['minutes']:g}_minutes"
-    for folder in map(Path, flags.get("input_files", ())[:1]):
-        name = real_path(folder).name if is_folder(folder) else ""
-        if name.isprintable() and 0 < len(os.fsencode(name)) < 100:
-            return f"{name}_{minutes}"
-    return minutes
-
-
 def parse_training(arguments: Sequence[str]) -> CommandLine:
     """The configuration of a run, and what else is asked for. What waits for a choice is in it as
     it was given, and is checked with what is chosen.
@@ -352,7 +318,7 @@ def parse_training(arguments: Sequence[str]) -> CommandLine:
     program = f"{typed_as('popxl-gpt-train', 'demo/pretraining.py')}: pretrain a GPT"
     flags = read_flags(arguments, program=program, options=TrainOptions)
     given, waiting = flags.given, {}
-    if not chooses_model(given):
+    if not chooses_model(given, flags.values.get("minutes")):
         line = configured(flags, TrainOptions, default="demo", implied=implied_by_model)
     elif "ipu_config" in given:
         raise ConfigError(
@@ -401,11 +367,6 @@ def check_training(arguments: Sequence[str]) -> CommandLine:
     if config.logging.tensorboard and not is_plan and find_spec("tensorboard") is None:
         raise no_tensorboard("it is not installed")
     return line
-
-
-def chooses_model(given: Set[str]) -> bool:
-    """Whether a command line that says so much lets the program choose what is trained."""
-    return "minutes" in given and given.isdisjoint(("config", "load"))
 
 
 def parse_report(arguments: Sequence[str]) -> ReportOptions:

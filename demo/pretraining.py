@@ -29,7 +29,8 @@ from popxl_gpt.config.saving import changes
 from popxl_gpt.config.schedules import stage_of
 from popxl_gpt.config.schema import Config
 from popxl_gpt.data.known_text import text_of
-from popxl_gpt.demo.commands import chooses_model, parse_training
+from popxl_gpt.demo.commands import parse_training
+from popxl_gpt.demo.job.choice import chooses_model
 from popxl_gpt.demo.job.description import describe
 from popxl_gpt.demo.job.interruption import Interruption
 from popxl_gpt.demo.job.options import TrainOptions as Options
@@ -107,7 +108,7 @@ def run(line: CommandLine, on_folder: OnFolder = _tell_nobody) -> int:
     config, options, given = line
     is_plan = options.is_plan()
     check_launch()
-    if chooses_model(given):
+    if chooses_model(given, config.training.minutes):
         with lasting_output():
             config = choose(config, given, options)
         options = replace(options, auto=False, auto_seconds=None)  # that is chosen, too
@@ -136,7 +137,7 @@ def choose(config: Config, given: Set[str], options: Options) -> Config:
     Raises:
         UserError: there are several processes, or fewer seconds than choosing takes.
     """
-    if popdist.getNumInstances() > 1 or config.execution.replication_factor > 1:
+    if popdist.getNumTotalReplicas() > 1 or config.execution.replication_factor > 1:
         raise UserError(
             "--minutes: got several replicas without --config; expected one, on which the program "
             "tries what it chooses. Choose with one replica, and go on with its config.yml."

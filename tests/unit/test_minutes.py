@@ -16,6 +16,7 @@ from popxl_gpt.data import example
 from popxl_gpt.data.known_text import Text, text_of
 from popxl_gpt.data.records import RecordWriter
 from popxl_gpt.demo.commands import parse_training
+from popxl_gpt.demo.job.choice import chooses_model
 from popxl_gpt.demo.job.options import TrainOptions
 from popxl_gpt.demo.job.run_clock import RunClock
 from popxl_gpt.demo.job.timed_schedule import TimedSchedule
@@ -435,6 +436,29 @@ def test_several_replicas_are_refused_for_what_they_are():
     config = parse_training(["--minutes", "10", "--data_parallel", "3"]).config
     with pytest.raises(UserError, match="--minutes: got several replicas without --config"):
         choose_in_job(config, set(), TrainOptions())
+
+
+def test_several_replicas_of_one_process_are_refused_in_the_same_words(monkeypatch):
+    started = {"RANK": 0, "WORLD_SIZE": 1, "POPDIST_NUM_TOTAL_REPLICAS": 2}
+    for name, value in started.items():
+        monkeypatch.setenv(name, str(value))
+    config = parse_training(["--minutes", "10"]).config
+    with pytest.raises(UserError, match="--minutes: got several replicas without --config"):
+        choose_in_job(config, set(), TrainOptions())
+
+
+@pytest.mark.parametrize("words", [["abc"], ["0"], ["-1"], ["nan"], []], ids=str)
+def test_minutes_that_are_none_are_refused_in_words(words):
+    with pytest.raises(ConfigError, match="^--minutes: got .*; expected") as told:
+        parse_training(["--minutes", *words])
+    assert len(told.value.problems) == 1
+
+
+def test_no_minutes_leave_nothing_to_choose():
+    config, _, given = parse_training(["--minutes", "none"])
+    assert config == parse_training([]).config
+    assert not chooses_model(given, config.training.minutes)
+    assert chooses_model(parse_training(["--minutes", "1"]).given, 1.0)
 
 
 def test_steps_and_validations_are_whole_calls_of_the_program():
