@@ -75,8 +75,16 @@ class LearningRate(Length):
     @property
     def decay(self) -> int:
         """Last steps over which the schedule wsd falls: never those of warm-up."""
-        wanted = -(-self.steps // 5) if self.decay_steps is None else self.decay_steps
-        return min(wanted, max(0, self.steps - self.warmup_steps))
+        return min(self._wanted_decay, max(0, self.steps - self.warmup_steps))
+
+    @property
+    def decay_share(self) -> float:
+        """Part of a run over which it falls where the clock ends it, whatever warm-up takes."""
+        return min(1.0, self._wanted_decay / self.steps)
+
+    @property
+    def _wanted_decay(self) -> int:
+        return -(-self.steps // 5) if self.decay_steps is None else self.decay_steps
 
 
 RULES = (

@@ -41,7 +41,6 @@ from popxl_gpt.demo.job.run import TrainingRun
 from popxl_gpt.demo.job.run_folder import RunFolder, check_folders, claimed
 from popxl_gpt.demo.job.run_memory import RunMemory
 from popxl_gpt.demo.job.text import read_tokenizer
-from popxl_gpt.demo.job.timed_schedule import since_start
 from popxl_gpt.demo.job.training_data import (
     begun_tokenizer,
     given_tokenizer,
@@ -67,6 +66,7 @@ from popxl_gpt.execution.planning.sizing import as_it_is, chosen
 from popxl_gpt.execution.pretraining import pretraining, training_program
 from popxl_gpt.execution.reports.profile.report import step_profiler
 from popxl_gpt.execution.variables import write_whole_weights
+from popxl_gpt.utils import program_clock
 from popxl_gpt.utils.errors import (
     ConfigError,
     UserError,
@@ -74,6 +74,7 @@ from popxl_gpt.utils.errors import (
     numbered,
 )
 from popxl_gpt.utils.files.output_folder import written_to
+from popxl_gpt.utils.program_clock import since_start
 from popxl_gpt.utils.programs import typed_as
 from popxl_gpt.utils.runtime import gather, runtime_errors_are_told
 from popxl_gpt.utils.units import si
@@ -88,6 +89,7 @@ LEAST_SECONDS = 10.0
 
 def main(arguments: Sequence[str]) -> int:
     """Train as the command line says. Returns the exit code."""
+    program_clock.begin()
     return run(parse_training(arguments))
 
 

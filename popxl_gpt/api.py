@@ -24,6 +24,7 @@ from popxl_gpt.demo.evaluate import Result, evaluate
 from popxl_gpt.demo.generate import generate
 from popxl_gpt.execution.inference.sampling import Sampling
 from popxl_gpt.execution.reports.metrics import read_metrics
+from popxl_gpt.utils import program_clock
 from popxl_gpt.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ def train(**settings: "Unpack[TrainSettings]") -> Run:
             "train: got a call on another thread; expected one on the main thread, which hears "
             "signals. Call it there, or start the command as a process."
         )
+    program_clock.begin()
     line = check_training(_words(settings))
     if line.options.is_plan():
         raise UserError("plan: got it for train; expected a run. Use the command for plans.")

@@ -108,8 +108,8 @@ class Checkpoints(Part):
 
     def _position(self) -> Position:
         run = self.run
-        more = {"tokens": run.tokens, "schedule": run.clock.state, **run.saving()}
-        return Position(run.step, run.fingerprint, **more)
+        clock = {"schedule": run.clock.state, "elapsed": run.clock.elapsed}
+        return Position(run.step, run.fingerprint, tokens=run.tokens, **clock, **run.saving())
 
     def settle(self) -> None:
         """Wait for the checkpoint that is being written, if one is."""

@@ -92,15 +92,15 @@ class TrainingRun(RunState):
                 around.enter_context(part.around(call))
             call.results = run_steps(self.session, self.stage, call.words, call.labels, rates)
             call.seconds, call.waited = self.step_clock.take()
-        self.each("called", call)
         end = self.step + iterations
+        self._take_steps(self.clock.called(end))  # parts do after the last step what is due then
+        self.each("called", call)
         for result, rate in zip(call.results, rates):
             self.step += 1
             self.tokens += self.stage.tokens_per_step
             self.skipped.count(result)
             self.each_surely("stepped", Step(result, rate, is_end=self.step == end))
         self.each("after")
-        self._take_steps(self.clock.called(self.step))
 
     def _take_steps(self, steps: int) -> None:
         """Take the steps of the run, which those of so many minutes come to know on the way."""

@@ -8,10 +8,11 @@ from typing import Any
 
 from popxl_gpt.config.schedules import learning_rate
 from popxl_gpt.config.schema import Config, Training
-from popxl_gpt.demo.job.timed_schedule import TimedSchedule, since_start
+from popxl_gpt.demo.job.timed_schedule import TimedSchedule
 from popxl_gpt.execution.checkpoints.checkpoint import SavedRun
 from popxl_gpt.execution.planning.memory import state_bytes
 from popxl_gpt.execution.planning.sizing import ENDING
+from popxl_gpt.utils.program_clock import since_start
 from popxl_gpt.utils.runtime import gather
 
 WRITTEN = 2e8
@@ -41,15 +42,19 @@ class RunClock:
             if minutes is None
             else TimedSchedule(config.training, 60.0 * minutes, iterations, done, state)
         )
-        # a run of so many minutes begins with its process
+        # a run of so many minutes begins with its program
         self._begin = time.monotonic() - (0.0 if minutes is None else since_start())
+        before = None if saved is None or minutes is None else saved.position.elapsed
+        self._is_told = before is not None
+        self._begin -= before or 0.0
         self._made = time.monotonic()
         self._build = 0.0
         self._validation = 0.0
 
     def go_on(self, seconds: float) -> None:
-        """Count so many seconds of training before this process."""
-        self._begin -= seconds
+        """Count so many seconds of training before this process, where no checkpoint says more."""
+        if not self._is_told:
+            self._begin -= seconds
 
     @property
     def seconds(self) -> float:
@@ -60,6 +65,11 @@ class RunClock:
     def state(self) -> dict[str, Any] | None:
         """What a checkpoint keeps of the schedule."""
         return None if self.schedule is None else self.schedule.state
+
+    @property
+    def elapsed(self) -> float | None:
+        """What a checkpoint keeps of the minutes: seconds that are used; None without minutes."""
+        return None if self.schedule is None else round(self.seconds, 3)
 
     @property
     def steps(self) -> int:
@@ -77,7 +87,7 @@ class RunClock:
         """
         training, decay = self.config.training, self.config.training.decay_steps
         if decay is not None:
-            decay = max(1, round(training.decay * steps / training.steps))
+            decay = max(1, round(training.decay_share * steps))
         return replace(training, steps=steps, decay_steps=decay)
 
     def learning_rate(self, step: int) -> float:

@@ -5,13 +5,11 @@ by which, at the pace of the run, the time is over. Where the pace changes, the 
 fixed anew. What is fixed stands in checkpoints, so a run that goes on has the same rates.
 """
 
-import os
-import time
 from collections import deque
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
+from popxl_gpt.config.schedules import batch_scale
 from popxl_gpt.config.schema import Training
 
 TOLERANCE = 0.005
@@ -21,7 +19,7 @@ WINDOW, LEAST_WINDOW = 0.25, 0.02
 more and no fewer than these shares.
 """
 LEAST_CALLS = 3
-"""Calls of which the pace is a mean."""
+"""Calls of which the pace is a mean, at least, once there are as many."""
 KEPT = 4096
 """Moments that are remembered for that."""
 
@@ -49,11 +47,14 @@ class TimedSchedule:
         self.training, self.seconds, self.iterations = training, seconds, iterations
         self.begin: int | None = None
         """Steps done when the decay, or what is left of it, was fixed."""
-        self.rate, self.end = training.learning_rate, max(training.steps, done + iterations)
+        scale = batch_scale(training)
+        self.highest = scale * training.learning_rate
+        self.lowest = scale * training.minimum_learning_rate
+        self.rate, self.end = self.highest, max(training.steps, done + iterations)
         """The rate at that step, and the steps of the run: expected ones before that."""
         if state is not None and state["seconds"] == seconds:
             self.begin, self.rate, self.end = state["begin"], state["rate"], state["end"]
-        self._stable = 1.0 - training.decay / training.steps
+        self._stable = 1.0 - training.decay_share
         self._times: deque[tuple[int, float]] = deque(maxlen=KEPT)
 
     @property
@@ -64,14 +65,19 @@ class TimedSchedule:
         return {"seconds": self.seconds, "begin": self.begin, "rate": self.rate, "end": self.end}
 
     def learning_rate(self, step: int) -> float:
-        """The rate of an optimizer step, counted from 0."""
-        highest, lowest = self.training.learning_rate, self.training.minimum_learning_rate
-        if step < self.training.warmup_steps and self.begin is None:
-            return highest * (step + 1) / (self.training.warmup_steps + 1)
+        """The rate of an optimizer step, counted from 0. That of a step of the decay is the line's
+        in the middle of the step, so that each of them falls, and be it the only one.
+        """
+        return self._at(step) if self.begin is None else self._at(step + 0.5)
+
+    def _at(self, position: float) -> float:
+        """The rate at a point of the schedule."""
+        warmup = self.training.warmup_steps
         if self.begin is None:
-            return highest
-        left = max(0.0, 1.0 - (step - self.begin) / max(1, self.end - self.begin))
-        return lowest + (self.rate - lowest) * left
+            is_warm = position >= warmup
+            return self.highest if is_warm else self.highest * (position + 1) / (warmup + 1)
+        left = max(0.0, 1.0 - (position - self.begin) / max(1, self.end - self.begin))
+        return self.lowest + (self.rate - self.lowest) * left
 
     def tell(self, step: int, elapsed: float, closing: float) -> int:
         """Take the time after a call. Returns the steps of the run, as far as they are known.
@@ -82,40 +88,38 @@ class TimedSchedule:
             closing: seconds that validation, checkpoint and texts take after the last step.
         """
         self._times.append((step, elapsed))
-        pace = self._pace()
-        is_over = self.begin is not None and step >= self.end
-        if pace is None or is_over:
-            self.end = max(self.end, step if is_over else step + self.iterations)
+        if self.begin is not None and step >= self.end:
+            self.end = step
             return self.end
-        left = self.seconds - closing - elapsed
-        calls = max(1, int(left / (pace * self.iterations)))
+        left, call = self.seconds - closing - elapsed, self._call_seconds()
+        calls = 1 if left > 0 else 0
+        if call is not None:
+            calls = max(int(left / call), round(left / call) if left < call else 0, 0)
         expected = step + calls * self.iterations
-        if self.begin is None:
+        if calls == 0:
+            is_due = True
+        elif call is None:
+            is_due = False
+        elif self.begin is None:
             is_due = elapsed >= self._stable * (self.seconds - closing)
         else:
-            is_due = abs(expected - self.end) * pace > TOLERANCE * self.seconds
+            moved = abs(expected - self.end) / self.iterations
+            is_due = moved * call > TOLERANCE * self.seconds
         if is_due:
-            self.rate, self.begin = self.learning_rate(step), step
+            self.rate, self.begin = self._at(step), step
         if is_due or self.begin is None:
             self.end = expected
         return self.end
 
-    def _pace(self) -> float | None:
-        """Seconds of a step with all that comes between; None where there are too few."""
+    def _call_seconds(self) -> float | None:
+        """Seconds of a call with all that comes between; None after the first one of a session."""
         last_step, last = self._times[-1]
         first_step = self._times[0][0]
         done, left = last_step - first_step, self.end - last_step
+        if done == 0:
+            return None
         window = min(WINDOW * done, max(left, LEAST_WINDOW * done))
         since = last_step - max(LEAST_CALLS * self.iterations, window)
         earlier = [point for point in self._times if point[0] <= since]
-        if not earlier:
-            return None
-        step, elapsed = earlier[-1]
-        return (last - elapsed) / (last_step - step)
-
-
-def since_start() -> float:
-    """Seconds since this process was started, as the system counts them."""
-    text = Path("/proc/self/stat").read_text(encoding="ascii")
-    ticks = int(text.rpartition(")")[2].split()[19])
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+        step, elapsed = earlier[-1] if earlier else self._times[0]
+        return (last - elapsed) / (last_step - step) * self.iterations

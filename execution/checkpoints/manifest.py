@@ -150,13 +150,13 @@ def _tokens(name: str, value: Any) -> None:
 
 def _schedule(step: int) -> Check:
     """What a run that ends by the clock, and is in its decay, has of it."""
-    number = _that(lambda n: type(n) is float and 0 <= n < 1e39, "a number of 0 or more")
     ends = {"begin": _whole(0, step), "end": _whole(step, LARGEST_STEP)}
-    return _fields({**ends, "seconds": number, "rate": number})
+    return _fields({**ends, "seconds": _NUMBER, "rate": _NUMBER})
 
 
 _SIZE, _SIZE_OR_ZERO, _STEP = _whole(1, 2**63 - 1), _whole(0, 2**63 - 1), _whole(0, LARGEST_STEP)
 _COUNT = _whole(0, 2**127)
+_NUMBER = _that(lambda n: type(n) is float and 0 <= n < 1e39, "a number of 0 or more")
 _TEXT = _that(lambda value: isinstance(value, str), "a text")
 _DIGEST = _that(
     lambda value: isinstance(value, str) and _HASH.fullmatch(value) is not None,
@@ -196,6 +196,7 @@ _CHECK = _fields(
         "metrics": _STEP,
         "validation_loss": _that(is_loss, "a number"),
         "validation_fingerprint": _TEXT,
+        "elapsed": _NUMBER,
     },
 )
 

@@ -18,7 +18,7 @@ from popxl_gpt.modelling.gpt import model_table, program_table
 from popxl_gpt.modelling.parameters import Parameter, cut, joined, part_number, whole_name
 from popxl_gpt.utils.runtime import coded_moment, decoded_moment, shard_count
 
-BESIDE = ("metrics", "validation_loss", "validation_fingerprint", "schedule")
+BESIDE = ("metrics", "validation_loss", "validation_fingerprint", "schedule", "elapsed")
 """What a checkpoint's description has of a position beside step and data, where there is any."""
 
 
@@ -41,7 +41,9 @@ class Position:
     tokens: int | None = None
     """Seen so far; None: as many as so many steps of the configuration's batch have."""
     schedule: dict[str, Any] | None = None
-    """Schedule of a run that ends by the clock, once its end is fixed: see `minutes.schedule`."""
+    """Schedule of a run that ends by the clock, once its end is fixed: `TimedSchedule.state`."""
+    elapsed: float | None = None
+    """Seconds of its minutes that are used; None for other runs, and of earlier versions."""
     validation_fingerprint: str | None = None
     """Names what the loss on held-out text was measured on; None where there is no loss, or an
     earlier version wrote it.

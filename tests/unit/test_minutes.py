@@ -2,27 +2,34 @@
 
 import json
 import math
+import signal
+import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from helpers.quick import cases
 
 from popxl_gpt.config.presets import override, preset
+from popxl_gpt.config.schedules import learning_rate
 from popxl_gpt.config.schema import Config, Training
 from popxl_gpt.config.validation import validate
 from popxl_gpt.data import example
 from popxl_gpt.data.known_text import Text, text_of
 from popxl_gpt.data.records import RecordWriter
+from popxl_gpt.demo import commands, pretraining, starting
 from popxl_gpt.demo.commands import parse_training
 from popxl_gpt.demo.job.choice import chooses_model
 from popxl_gpt.demo.job.options import TrainOptions
 from popxl_gpt.demo.job.run_clock import RunClock
 from popxl_gpt.demo.job.timed_schedule import TimedSchedule
 from popxl_gpt.demo.pretraining import choose as choose_in_job
+from popxl_gpt.execution.checkpoints.saved_state import Position
 from popxl_gpt.execution.planning import axes, machine
 from popxl_gpt.execution.planning.sizing import Trial, chosen
+from popxl_gpt.utils import program_clock
 from popxl_gpt.utils.errors import ConfigError, UserError
 
 TRAINING = Training(
@@ -77,7 +84,7 @@ def test_the_rate_stays_until_the_decays_share_of_the_time_and_falls_in_a_straig
     first = next(n for n, rate in enumerate(rates) if n > 10 and rate < 1.0)
     assert 20 + 0.5 * first == pytest.approx(0.6 * (SECONDS - CLOSING), rel=0.01)
     begin, end = schedule.begin, schedule.end
-    expected = [1.0 - 0.9 * (n - begin) / (end - begin) for n in range(begin, end)]
+    expected = [1.0 - 0.9 * (n + 0.5 - begin) / (end - begin) for n in range(begin, end)]
     assert rates[begin:] == pytest.approx(expected)
 
 
@@ -100,12 +107,87 @@ def test_a_run_that_gets_more_time_does_not_end_where_it_would_have():
     assert elapsed + CLOSING == pytest.approx(2 * SECONDS, rel=0.01)
 
 
+@pytest.mark.parametrize("scaling, factor", [("linear", 4.0), ("sqrt", 2.0)])
+def test_rates_are_scaled_to_the_batch_as_without_a_clock(scaling, factor):
+    batches = {"base_batch_size": 8, "global_batch_size": 32, "batch_scaling": scaling}
+    scaled = replace(TRAINING, **batches)
+    _, _, rates, _ = run(PACES["even"], TimedSchedule(TRAINING, SECONDS))
+    _, _, found, _ = run(PACES["even"], TimedSchedule(scaled, SECONDS))
+    assert found == pytest.approx([factor * rate for rate in rates])
+    assert found[:50] == [learning_rate(scaled, step) for step in range(50)]
+
+
+@pytest.mark.parametrize("decay_steps, share", [(400, 0.4), (None, 0.2)])
+@pytest.mark.parametrize("warmup", [900, 1000, 1200])
+def test_a_warmup_of_all_expected_steps_leaves_the_decay_its_share(warmup, decay_steps, share):
+    training = replace(TRAINING, decay_steps=decay_steps, warmup_steps=warmup)
+    schedule = TimedSchedule(training, SECONDS)
+    _, _, rates, _ = run(lambda elapsed: 1.0, schedule)
+    highest = int(np.argmax(rates))
+    assert 20 + highest == pytest.approx((1 - share) * (SECONDS - CLOSING), rel=0.01)
+    assert rates[-1] == pytest.approx(0.1, abs=0.01) and schedule.begin - highest in (0, 1)
+
+
+@pytest.mark.parametrize("seconds", [60.0, 90.0, 130.0, 170.0])
+@pytest.mark.parametrize("pace", [8.0, 20.0, 35.0])
+def test_a_run_of_few_slow_steps_ends_with_its_time_and_falls(pace, seconds):
+    schedule = TimedSchedule(replace(TRAINING, warmup_steps=0), seconds)
+    steps, elapsed, rates, _ = run(lambda elapsed: pace, schedule, elapsed=10.0)
+    assert elapsed + CLOSING <= seconds + (0.5 if steps > 2 else 1.0) * pace
+    assert elapsed + CLOSING >= seconds - pace
+    assert steps <= 2 or rates[-1] < 0.6
+
+
+def test_every_step_of_a_decay_falls_and_be_it_the_only_one():
+    state = {"seconds": SECONDS, "begin": 100, "rate": 1.0, "end": 101}
+    assert TimedSchedule(TRAINING, SECONDS, state=state).learning_rate(100) == 0.55
+    state["end"] = 102
+    two = TimedSchedule(TRAINING, SECONDS, state=state)
+    assert [two.learning_rate(n) for n in (100, 101)] == pytest.approx([0.775, 0.325])
+
+
+def test_a_run_whose_time_is_over_ends_with_its_call():
+    schedule = TimedSchedule(TRAINING, SECONDS, iterations=4)
+    assert schedule.tell(4, SECONDS, CLOSING) == 4
+    assert schedule.state is not None and schedule.state["end"] == 4
+
+
+@pytest.mark.parametrize("elapsed, told", [(None, 30.0), (45.0, 45.0)])
+def test_a_run_goes_on_from_the_seconds_that_its_checkpoint_has(monkeypatch, elapsed, told):
+    monkeypatch.setattr("popxl_gpt.demo.job.run_clock.since_start", lambda: 5.0)
+    config = preset("tiny", schedule="wsd", minutes=1.0)
+    position = Position(7, "data", elapsed=elapsed)
+    clock = RunClock(config, SimpleNamespace(position=position), has_texts=False)
+    clock.go_on(30.0)  # as metrics.jsonl has it, where it has anything
+    assert clock.seconds == pytest.approx(told + 5.0, abs=0.5)
+    assert clock.elapsed == pytest.approx(told + 5.0, abs=0.5)
+    alone = RunClock(preset("tiny"), SimpleNamespace(position=position), has_texts=False)
+    alone.go_on(30.0)
+    assert alone.elapsed is None and alone.seconds == pytest.approx(30.0, abs=0.5)
+
+
+def test_minutes_count_from_the_program_and_not_from_its_process(monkeypatch):
+    heard, hour = [], time.monotonic() - 3600.0
+    monkeypatch.setattr(program_clock._Clock, "begun", hour)
+    assert program_clock.since_start() >= 3600.0
+    monkeypatch.setattr(pretraining, "run", lambda *_: heard.append(program_clock.since_start()))
+    monkeypatch.setattr(commands, "train", lambda: pretraining.run())
+    before = signal.getsignal(signal.SIGUSR1)
+    for begin in (starting.train, lambda: pretraining.main(["--minutes", "1"])):
+        monkeypatch.setattr(program_clock._Clock, "begun", hour)
+        begin()
+    signal.signal(signal.SIGUSR1, before)
+    assert len(heard) == 2 and max(heard) < 60.0
+
+
 @pytest.mark.slow
 def test_a_decay_keeps_its_share_where_the_steps_of_a_run_become_known():
     config = preset("tiny", schedule="wsd", steps=40, decay_steps=8, minutes=1.0)
     clock = RunClock(config, None, has_texts=False)
     known = clock.training(400)
     assert (known.steps, known.decay_steps) == (400, 80)
+    long = replace(config, training=replace(config.training, warmup_steps=40))
+    assert RunClock(long, None, has_texts=False).training(400).decay_steps == 80
     again = TimedSchedule(known, 2 * SECONDS)
     _, _, rates, _ = run(PACES["even"], again)
     first = next(n for n, rate in enumerate(rates) if rate < rates[0])

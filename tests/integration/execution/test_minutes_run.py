@@ -78,7 +78,7 @@ def test_a_process_ends_with_its_minutes(folder):
     rates = [line["learning_rate"] for line in lines]
     lowest, decay = config.training.minimum_learning_rate, fixed["end"] - fixed["begin"]
     assert rates == sorted(rates, reverse=True)
-    assert rates[-1] == pytest.approx(lowest + (fixed["rate"] - lowest) / decay)
+    assert rates[-1] == pytest.approx(lowest + (fixed["rate"] - lowest) / decay / 2)
     assert config.training.steps == lines[-1]["step"] and config.training.minutes == MINUTES
     # as the preset's 12 of 20 steps, for a run that goes on with more minutes
     assert config.training.decay_steps == round(0.6 * config.training.steps)
