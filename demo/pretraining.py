@@ -1,4 +1,4 @@
-"""The training job: `python demo/pretraining.py --config NAME --input_files 'data/…/*.tfrecord'`.
+"""The training job: `python demo/pretraining.py --config NAME --input_files data/files/mine`.
 See --help.
 """
 

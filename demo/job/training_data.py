@@ -1,6 +1,7 @@
 """The data that a run trains on, and validates with, as its configuration names them."""
 
 import contextlib
+import logging
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from popxl_gpt.data.dataset_info import training_files
 from popxl_gpt.data.in_memory import FirstSamples, SyntheticDataset
 from popxl_gpt.data.mixture import MixedDataset
 from popxl_gpt.data.text_tokenizer import TextTokenizer
+from popxl_gpt.data.token_files import find_files
 from popxl_gpt.demo.job.text import check_made_by, read_tokenizer
 from popxl_gpt.execution.checkpoints.checkpoint import SavedRun
 from popxl_gpt.execution.checkpoints.checkpoint_folder import MANIFEST, TOKENIZER
@@ -23,6 +25,8 @@ from popxl_gpt.execution.exchange.hub import model_folder
 from popxl_gpt.execution.exchange.trained import INIT_FROM
 from popxl_gpt.utils.errors import UserError, io_failure
 from popxl_gpt.utils.files.plain import real_path
+
+_LOG = logging.getLogger(__name__)
 
 
 def open_data(config: Config) -> "tuple[Dataset, Dataset | None]":
@@ -35,7 +39,22 @@ def open_data(config: Config) -> "tuple[Dataset, Dataset | None]":
         )
     validation = config.data.validation_files
     data = _training_data(config)
+    if popdist.getInstanceIndex() == 0:
+        _tell_of_seen_files(config)
     return data, _token_data(config, validation, stride=sequence) if validation else None
+
+
+def _tell_of_seen_files(config: Config) -> None:
+    """Warn of files to validate on that are trained on, too."""
+    patterns = config.data.input_files or [training_files(name) for name in config.data.mixed()]
+    held_out = find_files(config.data.validation_files)
+    seen = {real_path(path) for path in find_files(patterns)} & {*map(real_path, held_out)}
+    if seen:
+        _LOG.warning(
+            "--validation_files: got files that are trained on, too, %d of them, such as %s; "
+            "expected others. The loss says little of new text: give others.",
+            len(seen), min(seen),
+        )  # fmt: skip
 
 
 def in_steps(config: Config) -> Config:

@@ -7,12 +7,15 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import mypy.api
 import pytest
 
 from popxl_gpt import api
+from popxl_gpt.demo.commands import parse_training
+from popxl_gpt.utils import program_clock
 from tests import warm
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -68,6 +71,26 @@ def test_a_wrong_setting_is_told_as_the_command_tells_it(name, capsys):
     given, words = WRONG[name]
     with pytest.raises(api.UserError, match=words):
         api.train(config="tiny", **given)
+
+
+def test_minutes_count_from_the_call(monkeypatch):
+    monkeypatch.setattr(program_clock._Clock, "begun", time.monotonic() - 3600)
+    heard = []
+
+    def run(line, on_folder):
+        heard.append(program_clock.since_start())
+        raise api.UserError("enough")
+
+    monkeypatch.setattr(api.pretraining, "run", run)
+    with pytest.raises(api.UserError, match="enough"):
+        api.train(minutes=30)
+    assert heard[0] < 60
+
+
+def test_no_minutes_are_none(monkeypatch):
+    monkeypatch.setattr(api, "check_training", lambda words: parse_training(words) and 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        api.train(minutes=None)
 
 
 CALLED = """

@@ -25,6 +25,7 @@ from popxl_gpt.demo.job.choice import chooses_model
 from popxl_gpt.demo.job.options import TrainOptions
 from popxl_gpt.demo.job.run_clock import RunClock
 from popxl_gpt.demo.job.timed_schedule import TimedSchedule
+from popxl_gpt.demo.job.training_data import open_data
 from popxl_gpt.demo.pretraining import choose as choose_in_job
 from popxl_gpt.execution.checkpoints.saved_state import Position
 from popxl_gpt.execution.planning import axes, machine
@@ -632,3 +633,49 @@ def test_of_several_folders_all_tokens_count_and_all_that_is_held_out(tmp_path):
     for weights, tokens in (((4, 1), 50), ((1, 1), 20), ((9, 1), 44)):  # until one was seen once
         mix = tuple(f"{folder}={weight}" for folder, weight in zip(folders, weights))
         assert text_of(preset("tiny", mix=mix)) == Text(tokens, 400, None, held_out)
+
+
+def test_the_tokens_of_a_text_are_those_of_the_files_that_are_named(tmp_path):
+    names = [f"train-0000{number}.tfrecord" for number in range(4)]
+    for name in names:
+        with RecordWriter(tmp_path / name) as writer:
+            for payload in example.encode(np.arange(10)[None]):
+                writer.write(payload)
+    facts = [
+        {"name": name, "bytes": (tmp_path / name).stat().st_size, "records": 1} for name in names
+    ]
+    info = {"vocabulary_size": 300, "splits": {"train": {"files": facts, "tokens": 36}}}
+    (tmp_path / "dataset.json").write_text(json.dumps(info))
+
+    def tokens(*files, **settings):
+        return text_of(preset("tiny", input_files=files, sequence_length=9, **settings)).tokens
+
+    one, two = f"{tmp_path}/{names[0]}", f"{tmp_path}/train-0000[01].tfrecord"
+    assert [tokens(f"{tmp_path}/train-*"), tokens(one), tokens(two), tokens(one, two)] == [
+        36, 9, 18, 18,
+    ]  # fmt: skip
+    assert tokens(f"{tmp_path}/train-*", train_samples=3) == 27
+    assert tokens(one, train_samples=3) == 9
+    info["splits"]["train"]["files"] = facts[1:]
+    (tmp_path / "dataset.json").write_text(json.dumps(info))
+    assert text_of(preset("tiny", input_files=(one,))) is None
+
+
+def test_what_is_trained_on_is_not_validated_on_without_a_word(tmp_path, caplog):
+    folder = described(tmp_path / "mine", 40)
+    assert text_of(preset("tiny", input_files=(f"{folder}/train-*",))).validation_files
+    assert not caplog.records
+    found = text_of(preset("tiny", input_files=(f"{folder}/*.tfrecord",)))
+    assert found == Text(80, 300)
+    assert "got files that data/prepare.py has held out" in caplog.text
+    caplog.clear()
+    words = {
+        "sequence_length": 39,
+        "vocabulary_size": 300,
+        "input_files": (f"{folder}/*.tfrecord",),
+    }
+    apart = preset("tiny", **words)
+    open_data(apart)
+    assert not caplog.records
+    open_data(override(apart, validation_files=(f"{folder}/validation-00000.tfrecord",)))
+    assert "--validation_files: got files that are trained on, too, 1 of them" in caplog.text
