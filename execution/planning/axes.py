@@ -358,17 +358,16 @@ def _batches(config: Config, known: Known) -> Iterator[Values]:
     training, execution, model = config.training, config.execution, config.model
     length = model.sequence_length
     wanted = usual_batch(config, known) / length
+    at_once = range(1, max(1, MOST_AT_ONCE // length) + 1)
     for times in (1, 2, 4):
         batch = training.global_batch_size
         if "global_batch_size" not in known.given:
             batch = _batch(config, known, times * wanted)
         sizes = batch, training.rampup_batch_size or batch, training.rampup_increment or batch
+        whole = math.gcd(*(size // execution.widening for size in sizes))
         yield {
             "global_batch_size": batch,
-            "micro_batch_size": math.gcd(
-                *(size // execution.widening for size in sizes),
-                2 ** int(math.log2(max(1, MOST_AT_ONCE // length))),
-            ),
+            "micro_batch_size": max(n for n in at_once if whole % n == 0),
             "learning_rate": RATE * math.sqrt(RATE_WIDTH / model.hidden_size),
             "minimum_learning_rate": 0.0,
         }

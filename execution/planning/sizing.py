@@ -15,6 +15,7 @@ from popxl_gpt.config.schema import Config
 from popxl_gpt.data.known_text import Text
 from popxl_gpt.execution.planning.axes import (
     BATCH,
+    LEAST_BATCH,
     RATE,
     RATE_WIDTH,
     REFINED,
@@ -47,6 +48,10 @@ EPOCHS = 4
 """Times that a text is seen: up to the fourth it is worth nearly as much. Source: Muennighoff et
 al. 2023, "Scaling Data-Constrained Language Models", arXiv:2305.16264.
 """
+LEAST_STEPS = 100
+"""Steps of the smallest batch that a model needs which is larger for the sake of a small text: one
+that makes a handful has learned nothing.
+"""
 DECAY = 0.4
 """Share of the steps in which the rate falls: 4 layers of 256 come to 1.343 bits a byte from 0.8 M
 tokens with 0.3 of them, to 1.346 with 0.5 and to 1.361 with 0.75.
@@ -63,8 +68,10 @@ TRIAL_SHARE = 0.1
 """Share of the time for all trials: another is made where it fits, too, by what the last took. The
 first is made in any case.
 """
-GUESS = 5e10
-"""FLOP/s, before the first trial: of two cores."""
+GUESS, SLOW = 5e10, 5e9
+"""FLOP/s, before the first trial: of two cores; and of a machine on which that trial is to end
+within the share of trials, too.
+"""
 
 
 @dataclass(frozen=True)
@@ -152,6 +159,8 @@ class _Sizing:
         self.spent = 0.0
         self.trials: dict[Config, Trial] = {}
         self.ways: dict[Config, tuple[Config, str]] = {}
+        self.is_by_text = False
+        """Whether a text that is small has decided the size."""
         self.last: Trial | None = None
         """The trial whose speed is known."""
 
@@ -219,23 +228,35 @@ class _Sizing:
         """The largest model that sees enough tokens, with its batch. Shapes that do not go with
         what was given are left out.
         """
-        best, errors = None, list[ConfigError]()
+        best, errors, self.is_by_text = None, list[ConfigError](), False
         for config in candidates(self.base, TRAINED, self.known, errors):
-            if best is not None and state_bytes(config) > self.memory:
+            is_large = state_bytes(config) > self.memory or not self._is_sure(config)
+            if best is not None and is_large:
                 break
-            if best is None or self._is_worth(config, best):
+            sees_enough = self._sees_enough(config)
+            if best is None or sees_enough or self._spares_text(config, best):
+                self.is_by_text = best is not None and not sees_enough
                 best = config
         if best is None:
             raise errors[0]
         keeps = activation_bytes(best) <= self.memory // 2
         return self._changed(best, recomputation=not keeps)
 
-    def _is_worth(self, config: Config, smaller: Config) -> bool:
-        """Whether this size learns more in the time than a smaller one."""
-        needed = TOKENS_PER_PARAMETER * matrices(config)
-        text = self.known.text
-        epochs = 0.0 if text is None else tokens_in_time(smaller, self.known) / text.tokens
-        return tokens_in_time(config, self.known) >= needed or epochs > EPOCHS
+    def _sees_enough(self, config: Config) -> bool:
+        """Whether a size sees enough tokens for each of its parameters in the time."""
+        return tokens_in_time(config, self.known) >= TOKENS_PER_PARAMETER * matrices(config)
+
+    def _spares_text(self, config: Config, smaller: Config) -> bool:
+        """Whether a smaller size sees the text too often, and this one makes steps enough."""
+        text, known = self.known.text, self.known
+        is_few = text is not None and tokens_in_time(smaller, known) > EPOCHS * text.tokens
+        return is_few and tokens_in_time(config, known) >= LEAST_STEPS * LEAST_BATCH
+
+    def _is_sure(self, config: Config) -> bool:
+        """Whether a trial of this size may be the first, whatever the machine."""
+        step = config.tokens_per_step * flops_of_token(config) / SLOW
+        sure = (1 + TRIED_STEPS) * step <= TRIAL_SHARE * self.known.seconds
+        return sure or self.last is not None
 
     def _fits(self, config: Config) -> bool:
         """Whether a trial, by what the last one took, ends within the share of trials; the first is
@@ -273,7 +294,7 @@ class _Sizing:
             config,
             steps=steps,
             warmup_steps=warmup,
-            decay_steps=max(1, min(int(DECAY * steps), steps - warmup)),
+            decay_steps=max(1, int(DECAY * steps)),  # its share of the time, whatever warms up
             validate_every=validated if config.data.validation_files else 0,
             log_every=max(1, steps // 50),
             every=0,
@@ -283,9 +304,10 @@ class _Sizing:
         """Why it is this one, a line each."""
         model, training, trials = config.model, config.training, len(self.trials)
         tokens, size, known = steps * config.tokens_per_step, matrices(config), self.known
-        size_reason = self._why(
-            f"at least {TOKENS_PER_PARAMETER:g} where time allows", "layers", "hidden_size"
-        )
+        why = f"at least {TOKENS_PER_PARAMETER:g} where time allows"
+        if self.is_by_text:
+            why = f"a smaller one would see the text more than {EPOCHS} times"
+        size_reason = self._why(why, "layers", "hidden_size")
         batch_reason = self._why(
             f"{BATCH:g} times the root of all tokens or more, by what steps take",
             "global_batch_size",

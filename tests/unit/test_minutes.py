@@ -349,6 +349,41 @@ def test_few_data_are_not_seen_more_often_than_is_of_use():
     assert few.model.hidden_size > many.model.hidden_size
 
 
+@pytest.mark.parametrize("tokens", [100, 10_000, 200_000])
+@pytest.mark.parametrize("seconds, speed", [(60, 6e10), (600, 6e10), (600, 1e9), (36_000, 6e10)])
+def test_a_model_of_few_data_makes_more_than_a_handful_of_steps(seconds, speed, tokens):
+    found = choose(seconds, speed, text=Text(tokens, 4096)).config
+    least = choose(seconds, speed).config
+    assert found.training.steps >= min(80, least.training.steps)
+
+
+@pytest.mark.parametrize("seconds", [40.0, 300.0, 3600.0])
+@pytest.mark.parametrize("text", [TEXT, Text(100, 4096)], ids=["usual", "small"])
+def test_the_first_trial_fits_whatever_the_machine(seconds, text):
+    config = preset("modern", schedule="wsd", input_files=("train",), validate_every=0)
+    slow = Machine(5e9)
+    chosen(config, {"input_files", "precision"}, text, seconds, slow)
+    took = slow(slow.tried[0]).step
+    assert 4 * took <= 0.1 * seconds or slow.tried[0].model.hidden_size == 128
+
+
+def test_the_reason_for_a_size_is_the_one_that_it_has():
+    small = "a smaller one would see the text more than 4 times"
+    for text, is_small in ((TEXT, False), (None, False), (Text(200_000, 4096), True)):
+        found = choose(3600, text=text)
+        (said,) = [line for line in found.reasons if line.startswith("size ")]
+        assert (small in said, "at least 8 where time allows" in said) == (is_small, not is_small)
+
+
+@pytest.mark.parametrize(
+    "batch, length, at_once",
+    [(45, 256, 15), (33, 256, 11), (12, 256, 12), (64, 256, 16), (17, 256, 1), (7, 1024, 1), (9, 1024, 3)],
+)  # fmt: skip
+def test_as_many_sequences_run_at_once_as_divide_the_batch(batch, length, at_once):
+    words = f"--global_batch_size {batch} --sequence_length {length}".split()
+    assert choose_by_words(*words)[0].execution.micro_batch_size == at_once
+
+
 def test_small_models_that_see_no_text_twice_have_a_table_of_pairs_of_words():
     small, large = choose(60).config.model, choose(60_000).config.model
     assert small.hidden_size <= 256 < large.hidden_size
@@ -569,9 +604,9 @@ def test_no_size_at_all_is_refused_with_what_is_wrong_of_the_smallest():
 @pytest.mark.parametrize(
     "words", ["--warmup_steps 1000", "--steps 100", "--warmup_steps 80 --steps 100"]
 )
-def test_a_decay_has_room_after_a_warmup_that_was_given(words):
+def test_a_decay_has_its_share_whatever_warmup_was_given(words):
     training = choose_by_words(*words.split())[0].training
-    assert 1 <= training.decay_steps <= max(1, training.steps - training.warmup_steps)
+    assert training.decay_share == pytest.approx(0.4, abs=0.01)
 
 
 def test_the_prediction_is_what_the_machine_does_in_the_time():
