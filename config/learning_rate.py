@@ -28,8 +28,9 @@ class Length:
     """
     minutes: Annotated[Positive, Largest(10**7)] | None = None
     """Minutes that the run may take, with start-up, validation and the last checkpoint: the
-    schedule wsd ends with them, whatever steps says. Without --config and --checkpoint.load the
-    program chooses what is trained, too, but what other flags say; none: as many as steps take.
+    schedule wsd ends with them, whatever steps says. Without --config the program chooses what is
+    trained, too, but what other flags say; a run that goes on has chosen; none: as many as steps
+    take.
     """
 
 

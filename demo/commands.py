@@ -27,10 +27,11 @@ from popxl_gpt.config.preparing import parse_preparation
 from popxl_gpt.config.schema import Config
 from popxl_gpt.data.dataset_info import implied_settings
 from popxl_gpt.demo.job.choice import (
-    BY_THE_CLOCK,
-    ONE_HEAD,
     WAITING,
+    check_choice,
     chooses_model,
+    chosen_before,
+    defaults_of_choice,
     implied_for_choice,
 )
 from popxl_gpt.demo.job.options import TrainOptions, no_tensorboard, unreadable_tokenizer
@@ -317,32 +318,18 @@ def parse_training(arguments: Sequence[str]) -> CommandLine:
     """
     program = f"{typed_as('popxl-gpt-train', 'demo/pretraining.py')}: pretrain a GPT"
     flags = read_flags(arguments, program=program, options=TrainOptions)
+    flags.config = chosen_before(flags) or flags.config
     given, waiting = flags.given, {}
-    if not chooses_model(given, flags.values.get("minutes")):
+    if not chooses_model(given, flags.values.get("minutes"), flags.values.get("load")):
         line = configured(flags, TrainOptions, default="demo", implied=implied_by_model)
-    elif "ipu_config" in given:
-        raise ConfigError(
-            [
-                "--ipu_config: got it with --minutes, which chooses how a model is executed; "
-                "expected one of them. Leave it out, or say with --config what is trained."
-            ]
-        )
-    elif "gradient_accumulation_steps" in given:
-        raise ConfigError(
-            [
-                "--gradient_accumulation_steps: got it with --minutes, which chooses how a batch "
-                "is executed; expected --global_batch_size. Give that, or say with --config what "
-                "is trained."
-            ]
-        )
     else:
+        check_choice(given)
         waiting = {name: flags.values[name] for name in WAITING if name in flags.values}
-        has_free_heads = "hidden_size" in given and "key_value_heads" not in given
         line = configured(
             flags,
             TrainOptions,
             default="modern",
-            defaults={**BY_THE_CLOCK, **(ONE_HEAD if has_free_heads else {})},
+            defaults=defaults_of_choice(flags.values),
             implied=implied_for_choice,
         )
     config, data = line.config, line.config.data

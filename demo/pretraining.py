@@ -110,7 +110,7 @@ def run(line: CommandLine, on_folder: OnFolder = _tell_nobody) -> int:
     config, options, given = line
     is_plan = options.is_plan()
     check_launch()
-    if chooses_model(given, config.training.minutes):
+    if chooses_model(given, config.training.minutes, config.checkpoint.load):
         with lasting_output():
             config = choose(config, given, options)
         options = replace(options, auto=False, auto_seconds=None)  # that is chosen, too
@@ -158,9 +158,19 @@ def choose(config: Config, given: Set[str], options: Options) -> Config:
     execute = as_it_is
     if options.auto:
         execute = partial(fastest, given=given, options=options, programs=PROGRAMS)
-    choice = chosen(config, given, text_of(config), left, execute=execute)
+    choice = chosen(config, given, text_of(config), left, execute=execute, check=check_first)
     print("\n".join(choice.reasons), flush=True)
     return choice.config
+
+
+def check_first(config: Config) -> None:
+    """Refuse what a choice cannot lead to, before its trials take their time.
+
+    Raises:
+        UserError: data or weights that were given are not of such a model, or cannot be used.
+    """
+    first_weights(config)
+    check_files(config)
 
 
 def begun(config: Config, options: Options, given: Set[str]) -> tuple[bool, Config]:

@@ -114,6 +114,10 @@ def as_it_is(config: Config, seconds: float) -> tuple[Config, str]:
     return config, ""
 
 
+def _nothing(config: Config) -> None:
+    """What is checked of the first candidate by itself."""
+
+
 def chosen(
     config: Config,
     given: Set[str],
@@ -121,6 +125,7 @@ def chosen(
     seconds: float,
     try_out: Callable[[Config], Trial] = tried,
     execute: Execute = as_it_is,
+    check: Callable[[Config], None] = _nothing,
 ) -> Sized:
     """Choose what was not given for a run of so many seconds.
 
@@ -130,12 +135,16 @@ def chosen(
         text: what is known of the data.
         try_out: measures a configuration.
         execute: finds the way to execute a candidate.
+        check: raises UserError for a candidate that cannot be trained; called before the first
+            trial.
 
     Raises:
-        ConfigError: no size goes with what was given: before the first trial.
+        UserError: no size goes with what was given, or as of `check`: before the first trial.
     """
     known = Known(given=frozenset(given), text=text, seconds=seconds, left=seconds, speed=GUESS)
-    return _Sizing(config, known, try_out, execute).chosen()
+    sizing = _Sizing(config, known, try_out, execute)
+    check(sizing.first)
+    return sizing.chosen()
 
 
 def whole_calls(config: Config, steps: float) -> int:
@@ -163,10 +172,12 @@ class _Sizing:
         """Whether a text that is small has decided the size."""
         self.last: Trial | None = None
         """The trial whose speed is known."""
+        self.first = self._sized()
+        """The candidate of the first trial."""
 
     def chosen(self) -> Sized:
         """The configuration that the trials come to."""
-        candidate = self._sized()
+        candidate = self.first
         while candidate not in self.trials and self._fits(candidate):
             self._measure(candidate)
             self._go_by(candidate)
@@ -190,8 +201,13 @@ class _Sizing:
 
     def _without_narrow(self, candidate: Config) -> Config:
         """The candidate, or the one that float32 comes to where that is faster."""
-        wide = override(candidate, precision="float32")
-        if "precision" in self.known.given or wide == candidate or not self._fits(wide):
+        if "precision" in self.known.given:
+            return candidate
+        try:
+            wide = override(candidate, precision="float32")
+        except ConfigError:  # something that was given needs 16 bits
+            return candidate
+        if wide == candidate or not self._fits(wide):
             return candidate
         assert self.last is not None
         if self._measure(wide).step >= self.last.step:

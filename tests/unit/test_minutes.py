@@ -13,6 +13,7 @@ import pytest
 from helpers.quick import cases
 
 from popxl_gpt.config.presets import override, preset
+from popxl_gpt.config.saving import to_yaml
 from popxl_gpt.config.schedules import learning_rate
 from popxl_gpt.config.schema import Config, Training
 from popxl_gpt.config.validation import validate
@@ -28,7 +29,7 @@ from popxl_gpt.demo.job.timed_schedule import TimedSchedule
 from popxl_gpt.demo.job.training_data import open_data
 from popxl_gpt.demo.pretraining import choose as choose_in_job
 from popxl_gpt.execution.checkpoints.saved_state import Position
-from popxl_gpt.execution.planning import axes, machine
+from popxl_gpt.execution.planning import axes, machine, sizing
 from popxl_gpt.execution.planning.sizing import Trial, chosen
 from popxl_gpt.utils import program_clock
 from popxl_gpt.utils.errors import ConfigError, UserError
@@ -575,8 +576,45 @@ def test_minutes_that_are_none_are_refused_in_words(words):
 def test_no_minutes_leave_nothing_to_choose():
     config, _, given = parse_training(["--minutes", "none"])
     assert config == parse_training([]).config
-    assert not chooses_model(given, config.training.minutes)
-    assert chooses_model(parse_training(["--minutes", "1"]).given, 1.0)
+    assert not chooses_model(given, config.training.minutes, None)
+    assert chooses_model(parse_training(["--minutes", "1"]).given, 1.0, None)
+
+
+def is_to_choose(line) -> bool:
+    return chooses_model(line.given, line.config.training.minutes, line.config.checkpoint.load)
+
+
+@pytest.mark.parametrize("name", [None, "other"])
+def test_a_run_by_the_clock_goes_on_with_what_it_has_chosen(tmp_path, name):
+    data = described(tmp_path / "mine", 40)
+    words = ["--minutes", "5", "--input_files", str(data), "--run_folder", str(tmp_path / "runs")]
+    words += [] if name is None else ["--name", name]
+    again = [*words, "--checkpoint.load", "auto", "--log_every", "7"]
+    first = parse_training(again)
+    assert is_to_choose(first) and first.config.name == (name or "mine_5_minutes")
+    was = override(parse_training(words).config, layers=5, hidden_size=320, heads=5)
+    folder = tmp_path / "runs" / was.name
+    folder.mkdir(parents=True)
+    (folder / "config.yml").write_text(to_yaml(was))
+    assert is_to_choose(parse_training(words))  # another run of the name
+    found = parse_training(again)
+    assert not is_to_choose(found)
+    assert found.config == override(was, load="auto", log_every=7)
+
+
+def test_a_run_that_the_launcher_starts_again_has_chosen(tmp_path, monkeypatch):
+    words = ["--minutes", "5", "--run_folder", str(tmp_path), "--log_every", "7"]
+    monkeypatch.setenv("POPDIST_NOTE", str(tmp_path / "note"))
+    assert is_to_choose(parse_training(words))  # the first start
+    folder = tmp_path / "5_minutes-2"
+    (tmp_path / "note").write_text(json.dumps([str(folder), str(folder / "checkpoints")]))
+    assert is_to_choose(parse_training(words))  # it has ended before that was written
+    was = override(parse_training(words).config, layers=5, hidden_size=320, heads=5)
+    folder.mkdir()
+    (folder / "config.yml").write_text(to_yaml(was))
+    found = parse_training(words)
+    assert not is_to_choose(found) and found.config.model == was.model
+    assert found.config.logging.log_every == 7
 
 
 def test_steps_and_validations_are_whole_calls_of_the_program():
@@ -714,3 +752,47 @@ def test_what_is_trained_on_is_not_validated_on_without_a_word(tmp_path, caplog)
     assert not caplog.records
     open_data(override(apart, validation_files=(f"{folder}/validation-00000.tfrecord",)))
     assert "--validation_files: got files that are trained on, too, 1 of them" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "words, problem",
+    [
+        ("--train_samples 99", "--train_samples: got 99; expected at most the 1 of the data"),
+        ("--sequence_length 64", "sequence_length"),
+        ("--lora_rank 4 --optimizer adamw", "--lora_rank: got 4 without --init_from"),
+        ("--tokenizer nothing", "--tokenizer: got nothing"),
+        (
+            "--layers 2 --hidden_size 128 --init_from nothing",
+            "--init_from: got nothing",
+        ),
+    ],
+)
+def test_what_no_choice_can_lead_to_is_refused_before_the_trials(
+    tmp_path, monkeypatch, words, problem
+):
+    monkeypatch.setattr(sizing, "step_times", lambda *_: pytest.fail("a trial"))
+    monkeypatch.chdir(tmp_path)
+    data = described(tmp_path / "mine", 40)
+    given = words if "--sequence_length" in words else f"{words} --sequence_length 39"
+    line = parse_training(["--minutes", "10", "--input_files", str(data), *given.split()])
+    program_clock.begin()
+    with pytest.raises(UserError, match=problem):
+        choose_in_job(line.config, line.given, line.options)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_weights_to_begin_with_need_a_size_that_is_not_chosen():
+    for sizes in ([], ["--layers", "2"]):
+        with pytest.raises(ConfigError, match="--init_from: got it with --minutes, which chooses"):
+            parse_training(["--minutes", "10", "--init_from", "other", *sizes])
+    parse_training(["--minutes", "10", "--init_from", "a", "--layers", "2", "--hidden_size", "128"])
+
+
+@pytest.mark.parametrize("words", ["--master_weights true", "--loss_scaling auto"])
+@pytest.mark.parametrize("may_narrow", [True, False])
+def test_what_needs_16_bits_is_trained_in_16_bits(monkeypatch, words, may_narrow):
+    monkeypatch.setattr(axes, "may_narrow", lambda device: may_narrow)
+    config, tried = choose_by_words(*words.split())
+    assert {each.model.precision for each in (config, *tried)} == {"bfloat16"}
+    with pytest.raises(ConfigError, match="while precision is float32"):
+        choose_by_words(*words.split(), "--precision", "float32")
