@@ -107,9 +107,10 @@ class Checkpoints(Part):
             release_freed_memory()
 
     def _position(self) -> Position:
-        run = self.run
-        clock = {"schedule": run.clock.state, "elapsed": run.clock.elapsed}
-        return Position(run.step, run.fingerprint, tokens=run.tokens, **clock, **run.saving())
+        run, clock = self.run, self.run.clock
+        times = {"schedule": clock.state, "elapsed": clock.elapsed}
+        more = {"tokens": run.tokens, **times, **run.saving()}
+        return Position(run.step, run.fingerprint, **more)
 
     def settle(self) -> None:
         """Wait for the checkpoint that is being written, if one is."""

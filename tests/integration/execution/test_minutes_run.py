@@ -89,6 +89,9 @@ def test_a_checkpoint_has_the_rates_that_its_run_has_after_it(folder):
     run = folder / "run"
     config, lines = load(run / "config.yml"), lines_of(run)
     positions = [SavedRun(path, config).position for path in checkpoints_in(run / "checkpoints")]
+    elapsed = [position.elapsed for position in positions]
+    written = [lines[position.step - 1]["seconds"] for position in positions]
+    assert elapsed == pytest.approx(written, abs=2.0) and elapsed == sorted(elapsed)
     *before, last = [position for position in positions if position.schedule is not None]
     for position in before:
         again = TimedSchedule(
