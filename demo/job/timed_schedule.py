@@ -93,15 +93,13 @@ class TimedSchedule:
             return self.end
         left, call = self.seconds - closing - elapsed, self._call_seconds()
         calls = 1 if left > 0 else 0
-        if call is not None:
+        if call is not None:  # the last one is made where half of it fits
             calls = max(int(left / call), round(left / call) if left < call else 0, 0)
         expected = step + calls * self.iterations
-        if calls == 0:
-            is_due = True
-        elif call is None:
-            is_due = False
+        if call is None:
+            is_due = calls == 0
         elif self.begin is None:
-            is_due = elapsed >= self._stable * (self.seconds - closing)
+            is_due = calls == 0 or elapsed >= self._stable * (self.seconds - closing)
         else:
             moved = abs(expected - self.end) / self.iterations
             is_due = moved * call > TOLERANCE * self.seconds

@@ -148,6 +148,13 @@ def test_every_step_of_a_decay_falls_and_be_it_the_only_one():
     assert [two.learning_rate(n) for n in (100, 101)] == pytest.approx([0.775, 0.325])
 
 
+def test_a_decay_is_not_cut_for_less_than_the_tolerance():
+    schedule = TimedSchedule(TRAINING, SECONDS)
+    step, elapsed, rates, states = run(lambda elapsed: 0.5 if elapsed < 980 else 0.6, schedule)
+    assert {state["end"] for state in states if state is not None} == {step}
+    assert elapsed + CLOSING > SECONDS and rates[-1] == pytest.approx(0.1, abs=0.001)
+
+
 def test_a_run_whose_time_is_over_ends_with_its_call():
     schedule = TimedSchedule(TRAINING, SECONDS, iterations=4)
     assert schedule.tell(4, SECONDS, CLOSING) == 4
