@@ -4,7 +4,7 @@ of them, after as many tokens, from the same weights and in the same order.
     python benchmarks/screening.py                      # five seeds of each: about an hour
     python benchmarks/screening.py polar_express normuon --seeds 2 --tokens 500000
 
-A line a technique: bits a byte of the held-out text less those of the recipe without it, the mean
+A line a technique: bits per byte of the held-out text less those of the recipe without it, the mean
 over seeds and its 90 % interval (Student's t), and what a step takes, in turn with one without it.
 Negative is better. Processes share the seeds, one thread each.
 """
@@ -62,7 +62,7 @@ def steps_of(tokens: int) -> int:
 
 
 def run(technique: str, seed: int, text: Path, tokens: int) -> Figures:
-    """Bits a byte of a technique's run, and what its median step took."""
+    """Bits per byte of a technique's run, and what its median step took."""
     import torch  # not at the top: `--help` is answered at once
 
     from benchmarks.modern_gpt import ModernModel
@@ -137,7 +137,7 @@ def main() -> int:
         mean, low, high = interval([own["bits"] - none["bits"] for own, none in pairs])
         time_share = statistics.median(own["step"] / none["step"] for own, none in pairs)
         rows.append([name, f"{mean:+.4f}", f"{low:+.4f} to {high:+.4f}", f"{time_share:.2f}"])
-    print(table(["technique", "bits a byte", "90 % interval", "step"], rows))
+    print(table(["technique", "bits per byte", "90 % interval", "step"], rows))
     return ended("screening", arguments, met=None, runs=runs)
 
 

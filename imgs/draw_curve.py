@@ -38,7 +38,7 @@ def draw(folder: Path) -> None:
         text = f"{line['validation_bits_per_byte']:.2f}"
         axes.annotate(text, (count, line["validation_loss"] + 0.25), ha="center", fontsize=8)
     axes.set(
-        xlabel="thousands of tokens", ylabel="loss (nats a token); bits a byte above", ylim=(3, 8)
+        xlabel="thousands of tokens", ylabel="loss (nats a token); bits per byte above", ylim=(3, 8)
     )
     axes.grid(alpha=0.3)
     axes.legend()

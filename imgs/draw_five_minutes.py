@@ -1,4 +1,4 @@
-"""Draws `docs/imgs/five_minutes.png`: the bits a byte of each entry of the five-minute board.
+"""Draws `docs/imgs/five_minutes.png`: the bits per byte of each entry of the five-minute board.
 
 python imgs/draw_five_minutes.py
 """
@@ -31,7 +31,7 @@ def draw() -> None:
         runs = result["all_bits_per_byte"]
         axes.plot(runs, [row] * len(runs), "o", color="black", markersize=3)
     axes.set(
-        xlabel="bits a byte of held-out text, after five minutes on two cores: fewer is better",
+        xlabel="bits per byte of held-out text, after five minutes on two cores: fewer is better",
         xlim=(0, 1.1 * max(bits)),
     )
     figure.savefig(PICTURE)

@@ -253,7 +253,7 @@ def links_table() -> str:
 def five_minutes_table() -> str:
     """The results of the five-minute benchmark, the fewest bits first."""
     lines = [
-        "| entry | bits a byte | runs | longest | processor | load after it |",
+        "| entry | bits per byte | runs | longest | processor | load after it |",
         "|---|---|---|---|---|---|",
     ]
     results = [json.loads(line) for line in FIVE_MINUTES.read_text().splitlines()]

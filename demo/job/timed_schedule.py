@@ -92,17 +92,17 @@ class TimedSchedule:
             self.end = step
             return self.end
         left, call = self.seconds - closing - elapsed, self._call_seconds()
-        calls = 1 if left > 0 else 0
-        if call is not None:  # the last one is made where half of it fits
-            calls = max(int(left / call), round(left / call) if left < call else 0, 0)
-        expected = step + calls * self.iterations
         if call is None:
-            is_due = calls == 0
-        elif self.begin is None:
-            is_due = calls == 0 or elapsed >= self._stable * (self.seconds - closing)
-        else:
-            moved = abs(expected - self.end) / self.iterations
-            is_due = moved * call > TOLERANCE * self.seconds
+            is_due = left <= 0
+            expected = step if is_due else max(self.end, step + self.iterations)
+        else:  # the last one is made where half of it fits
+            calls = int(left / call) if left >= call else max(0, round(left / call))
+            expected = step + calls * self.iterations
+            if self.begin is None:
+                is_due = calls == 0 or elapsed >= self._stable * (self.seconds - closing)
+            else:
+                moved = abs(expected - self.end) / self.iterations
+                is_due = moved * call > TOLERANCE * self.seconds
         if is_due:
             self.rate, self.begin = self._at(step), step
         if is_due or self.begin is None:

@@ -293,7 +293,7 @@ SHAPES = (
 HEAD_SIZE = 64
 BIGRAMS_WORTH, BIGRAM_WIDTH = {16: 1.33, 4: 1.24}, 256
 """What a step is worth with so many rows of the table of bigrams for each word, over one without a
-table; and the widest model that has one. 2 layers of 128 come to 1.290 bits a byte from 480 steps
+table; and the widest model that has one. 2 layers of 128 come to 1.290 bits per byte from 480 steps
 of 4,096 tokens of a dictionary without a table, to 1.259 with 4 rows for each word and to 1.248
 with 16; a hundredth of the time is 0.0013. What rows cost is a hundredth of a step where products
 are slow, and a fifth where they are fast. Wider models were not measured, nor texts that are seen
@@ -309,7 +309,7 @@ arXiv:2410.21676.
 CRITICAL = 10
 """The critical batch over the usual one, for which a step is worth half of what one of all tokens
 is: 1 / (1 + critical / batch). In a minute on two cores with AMX 2 layers of 128 take 95, 146 and
-255 ms for steps of 2,048, 4,096 and 8,192 tokens, and come to 1.367, 1.311 and 1.297 bits a byte.
+255 ms for steps of 2,048, 4,096 and 8,192 tokens, and come to 1.367, 1.311 and 1.297 bits per byte.
 Source: McCandlish et al. 2018, "An Empirical Model of Large-Batch Training", arXiv:1812.06162,
 equation 2.11.
 """
@@ -319,7 +319,7 @@ layers of 192 take 1.07 and 1.2 times the time (two runs) for two of 2,048 that 
 """
 RATE, RATE_WIDTH = 8e-3, 256
 """The highest learning rate of so wide a model; it falls with the root of the width. Rates of 6e-3,
-9e-3 and 12e-3 come to 1.346, 1.340 and 1.340 bits a byte in as many tokens.
+9e-3 and 12e-3 come to 1.346, 1.340 and 1.340 bits per byte in as many tokens.
 """
 LENGTHS = ((8 * 3600.0, 1024), (3600.0, 512), (0.0, 256))
 """Seconds of a run, and the tokens of a sequence from those on."""

@@ -307,6 +307,11 @@ def test_with_a_search_for_the_way_to_execute_it_that_way_is_tried_and_trained(b
     assert len(asked) - len(machine.tried) == (asked[-1] == 0.0) == (build == 50.0)
 
 
+def test_a_slow_step_of_a_trial_decides_nothing(monkeypatch):
+    monkeypatch.setattr(sizing, "step_times", lambda *_: [3.0, 1.0, 9.0])
+    assert sizing.tried(preset("tiny")).step == 1.0
+
+
 def test_a_first_trial_that_takes_all_of_the_time_leaves_a_run_of_one_call():
     config = preset("modern", schedule="wsd", input_files=("train",), validate_every=0)
     machine = Machine(6e10)
@@ -803,3 +808,8 @@ def test_what_needs_16_bits_is_trained_in_16_bits(monkeypatch, words, may_narrow
     assert {each.model.precision for each in (config, *tried)} == {"bfloat16"}
     with pytest.raises(ConfigError, match="while precision is float32"):
         choose_by_words(*words.split(), "--precision", "float32")
+
+
+def test_before_the_pace_is_known_the_expected_steps_stay():
+    schedule = TimedSchedule(replace(TRAINING, steps=100), 60.0)
+    assert [schedule.tell(step, 0.5 * step, 1.0) for step in (1, 2)] == [100, 118]
