@@ -66,6 +66,11 @@ class Rewriter:
         """The definitions and uses of the block's values."""
         return self.block.find(DefUse)
 
+    @cached_property
+    def _inputs(self) -> set[Any]:
+        """The storages of the block's inputs."""
+        return {self.storage(v) for v in self.block.inputs}
+
     def ops(self, *names: str) -> list[tuple[int, Instr]]:
         """The instructions that are an op of one of these names, with their positions."""
         found = self.block.find(_ops_by_name)
@@ -169,8 +174,7 @@ class Rewriter:
         """Whether an instruction reads storage, or may: inputs that a graph takes by reference may
         be one tensor. Numbers without axes, such as rates, are taken for no tensor with some.
         """
-        inputs = {self.storage(v) for v in self.block.inputs}
-        least = min(1, *(s.rank for s in storages)) if storages else 1
+        inputs, least = self._inputs, min((1, *(s.rank for s in storages)))
         read = (self.storage(v) for v in self.instrs[index].inputs())
         return any(s in storages or s in inputs and s.rank >= least for s in read)
 
