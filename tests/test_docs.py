@@ -385,7 +385,7 @@ def test_every_command_and_every_piece_of_code_runs(page, tmp_path):
 
 def prepare_data(page: Path, folder: Path) -> None:
     """The token files that pages after `train.md` read."""
-    if page.name in ("memory.md", "gpu.md"):
+    if page.name in ("recipe.md", "memory.md", "gpu.md"):
         train = ROOT / "docs" / "train.md"
         command = next(
             command
