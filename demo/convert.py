@@ -43,6 +43,7 @@ from popxl_gpt.execution.exchange.hugging_face import (
     OWN_FILES,
     HuggingFaceFolder,
     Weights,
+    is_hugging_face,
     write_hugging_face,
 )
 from popxl_gpt.execution.exchange.initial_weights import with_positions
@@ -50,7 +51,8 @@ from popxl_gpt.execution.exchange.kept_files import keep
 from popxl_gpt.execution.exchange.modelfile import MARK, modelfile
 from popxl_gpt.execution.exchange.modelfile import NAME as MODELFILE
 from popxl_gpt.execution.exchange.nanogpt import NanoGPTFile
-from popxl_gpt.execution.exchange.peft import write_peft
+from popxl_gpt.execution.exchange.peft import BASE, write_peft
+from popxl_gpt.execution.exchange.peft import CONFIG as PEFT_CONFIG
 from popxl_gpt.execution.planning.model_size import parameter_count
 from popxl_gpt.utils.errors import UserError, reason_of, unreadable
 from popxl_gpt.utils.files.bounded import read_bounded
@@ -159,7 +161,7 @@ def to_hugging_face(options: Export) -> int:
     _check_apart(out, source)
     _check_apart(out, saved.folder)
     model, weights = with_positions(saved.config.model, options.positions, saved.weights())
-    tokenizer, kept = (saved.folder.parent / name for name in (TOKENIZER, KEPT))
+    tokenizer, kept = (saved.beside[0] / name for name in (TOKENIZER, KEPT))
     with _made(out, HUGGING_FACE, options.overwrite) as folder:
         family = write_hugging_face(
             folder,
@@ -210,6 +212,11 @@ def to_peft(options: Conversion) -> int:
     with _made(out, PEFT, options.overwrite) as folder:
         write_peft(folder, saved.adapted, saved.adapters(), base)
     print(f"{out}: adapters of rank {saved.adapted.lora_rank} of {saved.folder}")
+    if base is not None and is_folder(Path(base)) and not is_hugging_face(Path(base)):
+        print(
+            f"note: they are for {base}, which peft does not load. Export it, to_hugging_face "
+            f"{quote(base)} OUT, and write the path of OUT into {out / PEFT_CONFIG} as {BASE}."
+        )
     print(f"Load it with peft.AutoPeftModelForCausalLM.from_pretrained({str(out)!r}).")
     return 0
 
@@ -229,7 +236,7 @@ def to_gguf(options: GgufExport) -> int:
     source, out = options.folders()
     saved = find_trained(source, "CHECKPOINT")
     model, weights = with_positions(saved.config.model, options.positions, saved.weights())
-    family, beside = gguf_family(model, options.family), saved.folder.parent
+    family, beside = gguf_family(model, options.family), saved.beside[0]
     if not (beside / TOKENIZER).is_file():
         raise UserError(
             f"{beside}: got no {TOKENIZER}; expected one, for a GGUF file holds it. Copy that of "

@@ -206,7 +206,7 @@ def _resumed_tokenizer(
     Raises:
         UserError: they are not the same, or another made the data.
     """
-    path = saved.folder.parent / TOKENIZER
+    path = saved.beside[0] / TOKENIZER
     try:
         kept = read_tokenizer(path) if path.is_file() else None
     except UserError as error:

@@ -9,6 +9,7 @@ src/models.
 import importlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import cycle
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from popxl_gpt.config.model import FULL, NOPE, SLIDING
 from popxl_gpt.config.schema import Model
 from popxl_gpt.execution.exchange.families.family import Family
 from popxl_gpt.execution.exchange.families.known import FAMILIES
+from popxl_gpt.execution.exchange.hugging_face import WORDS
 from popxl_gpt.modelling.gpt import model_table
 from popxl_gpt.modelling.parameters import Parameter, Role
 from popxl_gpt.modelling.rotary import speeds, table_factor
@@ -48,6 +50,8 @@ class Architecture:
         pattern: kinds of its layers, again and again.
         wide: layers of its largest model, whose scores are divided by the root of hidden_size over
             heads.
+        has_head: whether a head's matrix stands there, be it that of the words.
+        has_own_size: whether all heads together may be of another width than hidden_size.
     """
 
     name: str
@@ -55,20 +59,23 @@ class Architecture:
     has_factors: bool = False
     pattern: "tuple[str, ...]" = (FULL,)
     wide: int | None = None
+    has_head: bool = False
+    has_own_size: bool = True
 
 
 _LLAMA = Architecture("LLAMA", turns_neighbours=True, has_factors=True)
+_OLMO = Architecture("OLMO2", has_head=True, has_own_size=False)
 ARCHITECTURES = {
     "gemma2": Architecture("GEMMA2", pattern=(SLIDING, FULL), wide=46),
     "gemma3_text": Architecture("GEMMA3", pattern=(*(SLIDING,) * 5, FULL), wide=62),
     "gpt2": Architecture("GPT2"),
-    "gpt_neox": Architecture("GPTNEOX"),
+    "gpt_neox": Architecture("GPTNEOX", has_head=True),
     "llama": _LLAMA,
     "mistral": _LLAMA,
-    "olmo2": Architecture("OLMO2"),
-    "olmo3": Architecture("OLMO2", pattern=(SLIDING, SLIDING, SLIDING, FULL)),
-    "phi3": Architecture("PHI3"),
-    "qwen2": Architecture("QWEN2"),
+    "olmo2": _OLMO,
+    "olmo3": replace(_OLMO, pattern=(SLIDING, SLIDING, SLIDING, FULL)),
+    "phi3": Architecture("PHI3", has_own_size=False),
+    "qwen2": Architecture("QWEN2", has_own_size=False),
     "qwen3": Architecture("QWEN3"),
     "smollm3": Architecture("SMOLLM3", turns_neighbours=True, pattern=(FULL, FULL, FULL, NOPE)),
 }
@@ -158,9 +165,8 @@ def _settings(gguf: Any, model: Model, architecture: Architecture) -> Values:
     }
     if SLIDING in _kinds(model, architecture):
         found["sliding_window"] = model.window
-        if model.sliding_rotary_base is not None:
-            found["rope_freq_base_swa"] = model.sliding_rotary_base
-    _check_scores(model, architecture)
+        found["rope_freq_base_swa"] = model.of_kind(SLIDING).rotary_base
+    _check_fits(model, architecture)
     if model.score_softcap:
         found["attn_logit_softcapping"] = model.score_softcap
     if model.logit_softcap:
@@ -189,15 +195,23 @@ def _settings(gguf: Any, model: Model, architecture: Architecture) -> Values:
     return found
 
 
-def _check_scores(model: Model, architecture: Architecture) -> None:
-    """UserError where llama.cpp scales attention scores otherwise."""
+def _check_fits(model: Model, architecture: Architecture) -> None:
+    """UserError where llama.cpp has another model in the family, whatever a file says."""
     is_wide = architecture.wide == model.layers
     size = model.hidden_size / model.heads if is_wide else model.head_width
+    caps = (model.score_softcap, model.logit_softcap)
+    problem = None
     if abs(model.score_scale * size**0.5 - 1) > 1e-6:
-        raise UserError(
-            f"attention_scale: got {model.score_scale:.6g}; expected {size**-0.5:.6g}, which "
-            "llama.cpp has in this family. Use to_hugging_face."
-        )
+        problem = f"attention_scale: got {model.score_scale:.6g}; expected {size**-0.5:.6g}"
+    elif model.has_own_head_size and not architecture.has_own_size:
+        whole = f"hidden_size / heads = {model.hidden_size / model.heads:g}"
+        problem = f"head_size: got {model.head_width}; expected {whole}"
+    elif architecture.name == "GEMMA2" and not model.tied_head:
+        problem = "tied_head: got false; expected true"
+    elif architecture.name == "GEMMA2" and not all(caps):
+        problem = f"score_softcap, logit_softcap: got {caps[0]:g}, {caps[1]:g}; expected both"
+    if problem is not None:
+        raise UserError(f"{problem}, which llama.cpp has in this family. Use to_hugging_face.")
 
 
 def _kinds(model: Model, architecture: Architecture) -> "list[str]":
@@ -282,6 +296,9 @@ def _write_tensors(
             _tensor(gguf, names, model, family, parameter, theirs, shape, kind)
             for theirs, shape in shapes
         ]
+        if name == WORDS and model.tied_head and architecture.has_head:
+            head = f"{gguf.TENSOR_NAMES[gguf.MODEL_TENSOR.OUTPUT]}.weight"
+            planned[name].append(replace(planned[name][0], name=head))
         for tensor in planned[name]:
             block, size = gguf.GGML_QUANT_SIZES[tensor.kind]
             bytes_there = prod(tensor.shape) // block * size
@@ -300,7 +317,8 @@ def _write_tensors(
                 f"--type: got {kind} for {name}, which has numbers beyond it; expected a type that "
                 "holds them. Use bf16 or f32."
             )
-        for part, tensor in zip(family.split(name, table[name], array).values(), tensors):
+        parts = family.split(name, table[name], array).values()
+        for part, tensor in zip(cycle(parts), tensors):  # the head is the words once more
             writer.write_tensor_data(_rounded(gguf, tensor.of(part), tensor.kind))
     wanted = gguf.GGMLQuantizationType[kind.upper()]
     matrices = [each for tensors in planned.values() for each in tensors if each.kind != wanted]

@@ -65,7 +65,8 @@ def tokenizer_values(
 
     Args:
         size: tokens that the model has.
-        special_tokens: that texts begin and end with, as the model names them.
+        special_tokens: that texts begin and end with, as the model names them; the tokenizer may
+            name more that end them.
     Raises:
         UserError: llama.cpp has no tokenizer that does the same.
     """
@@ -97,7 +98,7 @@ def tokenizer_values(
             types[tokens.index(unknown)] = UNKNOWN
             found["unk_token_id"] = tokens.index(unknown)
     found |= {"token_list": tokens, "token_types": types}
-    ends = as_list(special_tokens.get(END, tokenizer.end))
+    ends = [*dict.fromkeys([*as_list(special_tokens.get(END, tokenizer.end)), *tokenizer.ends])]
     if len(ends) > len(ENDS):
         notes = [*notes, f"GGUF has names for {len(ENDS)} tokens that end a text, of {len(ends)}."]
     return {**found, **_around(tokenizer, special_tokens, ends)}, notes

@@ -3,6 +3,7 @@ the hub. No code is taken, and pickled weights only where there are no others.
 """
 
 import os
+import re
 from collections.abc import Sequence
 from functools import lru_cache
 from importlib.util import find_spec
@@ -13,24 +14,31 @@ from popxl_gpt.execution.exchange.hugging_face import INDEX, KINDS, is_hugging_f
 from popxl_gpt.execution.exchange.hugging_face_files import named_files
 from popxl_gpt.execution.exchange.kept_files import BESIDE, CONFIG
 from popxl_gpt.utils.errors import UserError, first_line
-from popxl_gpt.utils.files.hub import HUB_MODEL
-from popxl_gpt.utils.files.plain import names_in
+from popxl_gpt.utils.files.hub import HUB_MODEL, TOKENIZER
+from popxl_gpt.utils.files.plain import is_file, names_in
 
 FILES = (CONFIG, *BESIDE, "model.safetensors", "model-*.safetensors", INDEX)
 PICKLED = ("pytorch_model.bin", "pytorch_model-*.bin", KINDS[1][1])
 PACKAGE = "huggingface_hub"
 
 
+def hub_name(path: Path) -> "re.Match[str] | None":
+    """The parts of a name at the hub, see `HUB_MODEL`; None for a path."""
+    is_path = os.path.exists(path) or os.path.exists(path.parent)
+    return None if is_path else HUB_MODEL.fullmatch(str(path))
+
+
 @lru_cache
 def model_folder(path: Path, flag: str) -> Path:
     """The folder of a model that a path names: its own, or that of a name at the hub, such as
-    Qwen/Qwen3-0.6B or Qwen/Qwen3-0.6B@main.
+    Qwen/Qwen3-0.6B or Qwen/Qwen3-0.6B@main. A copy in the cache without a tokenizer is taken only
+    where the hub gives no other.
 
     Raises:
         UserError: it is such a name, and there is neither a copy in the cache nor a way to the hub.
     """
-    named = HUB_MODEL.fullmatch(str(path))
-    if named is None or os.path.exists(path) or os.path.exists(path.parent):
+    named = hub_name(path)
+    if named is None:
         return path
     name, revision = named["name"], named["revision"]
     if find_spec(PACKAGE) is None:
@@ -41,12 +49,15 @@ def model_folder(path: Path, flag: str) -> Path:
     from huggingface_hub.constants import HF_HUB_CACHE
 
     cached, _ = _snapshot(name, revision, FILES + PICKLED, is_local=True)
-    if cached is not None and _is_whole(cached):
+    cached = cached if cached is not None and _is_whole(cached) else None
+    if cached is not None and is_file(cached / TOKENIZER):
         return cached
     found, problem = _snapshot(name, revision, FILES)
     if found is not None and not _weights(found):
         found, problem = _snapshot(name, revision, FILES + PICKLED)
     if found is None or not _is_whole(found):
+        if cached is not None:  # without a tokenizer
+            return cached
         told = "config.json or weights are missing" if problem is None else first_line(problem)
         raise UserError(
             f"{flag}: got {path}, which is no folder here, is not whole in the hub's cache "

@@ -97,6 +97,7 @@ def config_of(
         **{theirs: getattr(model, ours) for ours, (theirs, _) in family.sizes.items()},
         BEGIN: begin,
         END: end,
+        "pad_token_id": None,  # a default may be beyond the vocabulary, or a word
         "torch_dtype": kind,
         family.sizes["sequence_length"][0]: model.positions,
         **family.write(model),

@@ -87,6 +87,8 @@ def config_text(kept: Path | None, model: Model, family: Family, values: Values)
     told = {name: values[name] for name in (BEGIN, END) if name not in known}
     changed |= {name: value for name, value in told.items() if value is not None}
     found = {**theirs, **changed}
+    if not _is_of(file, found, model, family):  # other entries follow from its positions
+        found |= family.write(model)
     found.pop("auto_map", None)  # names code, which is not taken along
     return _content(file) if found == theirs else _text(found)
 

@@ -1,8 +1,10 @@
 """Adapters in the form of peft, which puts them onto the model that they were trained for."""
 
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -10,12 +12,14 @@ from popxl_gpt.config.schema import Model
 from popxl_gpt.execution.checkpoints.tensor_files import write_tensors
 from popxl_gpt.execution.exchange.families.family import Family
 from popxl_gpt.execution.exchange.families.known import ALL, family_of
+from popxl_gpt.execution.exchange.hub import hub_name
 from popxl_gpt.modelling.gpt import model_table
 from popxl_gpt.modelling.linear import DOWN, UP
 from popxl_gpt.utils.errors import UserError
 from popxl_gpt.utils.files.plain import write_plain
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+BASE = "base_model_name_or_path"
 PREFIX = "base_model.model."
 """What peft puts before the names of the model."""
 
@@ -30,7 +34,7 @@ def write_peft(
 
     Args:
         adapters: by our names.
-        base: the model that they were trained for, as peft is to look for it.
+        base: the model that they were trained for, by its place or its name at the hub.
     Raises:
         UserError: transformers has no class for the model.
     """
@@ -56,7 +60,7 @@ def write_peft(
     values = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": base,
+        **_base(base),
         "r": model.lora_rank,
         "lora_alpha": model.lora_alpha,
         "lora_dropout": 0.0,
@@ -67,3 +71,13 @@ def write_peft(
     }
     write_plain(folder / CONFIG, json.dumps(values, indent=2) + "\n")
     return family
+
+
+def _base(named: str | None) -> "dict[str, Any]":
+    """The model that adapters are for, as peft looks for it from any folder."""
+    if named is None:
+        return {BASE: None}
+    at_hub = hub_name(Path(named))
+    if at_hub is not None:
+        return {BASE: at_hub["name"], "revision": at_hub["revision"]}
+    return {BASE: os.path.abspath(named) if os.path.exists(named) else named}

@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,14 @@ def test_published_models_have_as_many_parameters_and_go_out_as_themselves(name)
     assert [getattr(back, n) for n in rotary] == [getattr(model, n) for n in rotary]
 
 
+def test_a_window_that_no_layer_has_stays_here():
+    values = {**PLAIN, "model_type": "mistral"}
+    model = replace(model_in(FILE, values), window=4)
+    assert family_of(model).model_type == "llama"
+    told = config_of(model, family_of(model, "mistral"), "float32", None, None)
+    assert told["sliding_window"] is None
+
+
 NEW = {
     "norm_placement": "after", "zero_centered_gains": True, "parallel_branches": True,
     "embedding_scale": 2.0, "rotary_fraction": 0.5, "qk_norm_over": "all", "activation": "geglu",
@@ -129,6 +138,25 @@ def test_adapters_of_a_model_of_ours_alone_are_refused_with_the_families_that_ha
     others = "gpt2, llama, mistral, .*, gemma3_text, gpt_neox, phi3"
     with pytest.raises(UserError, match=f"expected one of a family that .* has: {others}. Export"):
         write_peft(tmp_path, Model(convolution_size=2, lora_rank=4), [], None)
+
+
+@pytest.mark.parametrize(
+    "named, name, version",
+    [
+        ("org/model@v2", "org/model", "v2"),
+        ("org/model", "org/model", None),
+        ("there/model", "{here}/there/model", None),
+        ("there/gone", "there/gone", None),
+        (None, None, None),
+    ],
+)
+def test_adapters_name_their_model_as_peft_finds_it(tmp_path, monkeypatch, named, name, version):
+    monkeypatch.chdir(tmp_path)
+    Path("there/model").mkdir(parents=True)
+    write_peft(tmp_path, Model(lora_rank=4), [], named)
+    found = json.loads((tmp_path / "adapter_config.json").read_text())
+    expected = name and name.format(here=tmp_path)
+    assert (found["base_model_name_or_path"], found.get("revision")) == (expected, version)
 
 
 PLAIN = {

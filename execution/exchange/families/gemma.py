@@ -42,7 +42,9 @@ FIXED = {
     "attention_bias": (False,),
     "use_bidirectional_attention": (None, False),
 }
-VARIED = ("embedding_scale", "attention_scale", "score_softcap", "logit_softcap")
+FIXED3 = {**FIXED, "attn_logit_softcapping": (None,)}
+"""The same of Gemma 3, in whose class the bound of scores does nothing."""
+VARIED = ("embedding_scale", "attention_scale", "logit_softcap")
 
 
 def _read(theirs: TheirConfig, caps: "tuple[float | None, float | None]") -> Values:
@@ -125,7 +127,7 @@ GEMMA2 = Family(
     fixed=FIXED,
     read=_read2,
     write=_write2,
-    varied=("head_size", "rotary_base", *shared.KINDS, *VARIED),
+    varied=("head_size", "rotary_base", "score_softcap", *shared.KINDS, *VARIED),
     is_loaded=lambda model: _is_loaded(model) and NOPE not in model.kinds,
     buffers=shared.BUFFERS,
 )
@@ -141,7 +143,7 @@ GEMMA3 = Family(
     },
     is_transposed=True,
     sizes=SIZES3,
-    fixed=FIXED,
+    fixed=FIXED3,
     read=_read3,
     write=_write3,
     varied=(*shared.VARIED, *shared.BY_KIND, *VARIED),

@@ -9,6 +9,8 @@ EXACT_GELU = ("gelu", "gelu_python")
 """Names of GELU by erf."""
 GELUS = ("gelu", "gelu_exact")
 """Our names of both."""
+DROPPED = ("resid_pdrop", "attn_pdrop", "embd_pdrop")
+"""Their three probabilities that a unit is dropped, which are one here."""
 
 
 def gelu_in(theirs: TheirConfig, name: str, default: str) -> str:
@@ -24,12 +26,13 @@ def gelu_of(model: Model) -> str:
 
 
 def _read(theirs: TheirConfig) -> Values:
-    return {"activation": gelu_in(theirs, "activation_function", TANH_GELU[0])}
+    """Our settings, of the probabilities that a unit is dropped that of residual branches."""
+    activation = gelu_in(theirs, "activation_function", TANH_GELU[0])
+    return {"activation": activation, "dropout": theirs.get(DROPPED[0], 0.1)}
 
 
 def _write(model: Model) -> Values:
-    """Its activation, and its three probabilities that a unit is dropped, which are one here."""
-    dropped = dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), model.dropout)
+    dropped = dict.fromkeys(DROPPED, model.dropout)
     return {"activation_function": gelu_of(model), **dropped}
 
 

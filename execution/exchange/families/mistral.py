@@ -18,7 +18,7 @@ def _read(theirs: TheirConfig) -> Values:
 
 
 def _write(model: Model) -> Values:
-    return {**shared.write(model), "sliding_window": model.window}
+    return {**shared.write(model), "sliding_window": model.sliding_window}
 
 
 MISTRAL = Family(

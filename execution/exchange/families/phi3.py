@@ -24,8 +24,7 @@ def _read(theirs: TheirConfig) -> Values:
 
 
 def _write(model: Model) -> Values:
-    """Their settings, without a token of padding: its default is beyond a smaller vocabulary."""
-    return {**shared.write(model), "sliding_window": model.window, "pad_token_id": None}
+    return {**shared.write(model), "sliding_window": model.sliding_window}
 
 
 PHI3 = Family(

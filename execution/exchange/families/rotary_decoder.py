@@ -242,7 +242,7 @@ def write_qwen(model: Model) -> Values:
     return {
         **write(model),
         **kinds,
-        "use_sliding_window": model.window is not None,
+        "use_sliding_window": model.sliding_window is not None,
         "max_window_layers": model.kinds.count(FULL),
     }
 
@@ -289,5 +289,5 @@ def write_kinds(model: Model) -> Values:
     names = {ours: kind for kind, ours in _KINDS.items()}
     return {
         "layer_types": [names[kind] for kind in model.kinds],
-        "sliding_window": model.window,
+        "sliding_window": model.sliding_window,
     }

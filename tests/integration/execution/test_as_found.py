@@ -5,6 +5,7 @@ they come in as the same numbers, and go out as they came.
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -145,6 +146,41 @@ def test_another_precision_and_other_positions_change_their_entries_alone(tmp_pa
     assert after == {**before, "max_position_embeddings": 20, "dtype": "bfloat16"}
 
 
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "yarn", "factor": 2.0},
+        {"rope_type": "yarn", "original_max_position_embeddings": 8},
+        {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    ],
+    ids=["yarn without its positions", "yarn without a factor", "llama3 without its positions"],
+)
+def test_with_other_positions_what_followed_from_them_stays_as_it_was(tmp_path, rope):
+    theirs = llama(tmp_path / "theirs")
+    change(theirs, rope_parameters=None, rope_theta=1e4, rope_scaling=rope)
+    convert(["from_hugging_face", str(theirs), str(tmp_path / "ours")])
+    out = tmp_path / "back"
+    convert(["to_hugging_face", str(tmp_path / "ours"), str(out), "--positions", "20"])
+    before, after = (HuggingFaceFolder(folder).model for folder in (theirs, out))
+    assert after == replace(before, sequence_length=20)
+    assert json.loads((out / "config.json").read_text())["unknown_key"] == {"a": [1, 2]}
+
+
+@pytest.mark.parametrize("way", ["a link", "."])
+def test_what_lies_beside_a_checkpoint_goes_out_whichever_way_leads_there(
+    tmp_path, monkeypatch, way
+):
+    theirs = llama(tmp_path / "theirs")
+    convert(["from_hugging_face", str(theirs), str(tmp_path / "ours")])
+    checkpoint = tmp_path / "ours/checkpoints/step_00000000"
+    (tmp_path / "a link").symlink_to(checkpoint)
+    monkeypatch.chdir(checkpoint if way == "." else tmp_path)
+    convert(["to_hugging_face", way, str(tmp_path / "back")])
+    convert(["to_gguf", way, str(tmp_path / "gguf/out.gguf")])
+    for name in ("config.json", "tokenizer.json", "chat_template.jinja"):
+        assert (tmp_path / "back" / name).read_bytes() == (theirs / name).read_bytes(), name
+
+
 def test_a_folder_is_read_where_a_checkpoint_is(tmp_path):
     theirs = llama(tmp_path / "theirs")
     convert(["from_hugging_face", str(theirs), str(tmp_path / "ours")])
@@ -215,7 +251,28 @@ def test_a_model_is_found_by_its_name_in_the_cache_of_the_hub(tmp_path, monkeypa
         assert "\n" not in told and str(hub) in told and "run `hf download org/" in told, told
 
 
-def test_adapters_in_the_form_of_peft_make_the_merged_model(tmp_path):
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_copy_without_a_tokenizer_is_taken_where_the_hub_has_none(
+    tmp_path, monkeypatch, is_there
+):
+    tokenizer = llama(tmp_path / "theirs") / "tokenizer.json"
+    content = tokenizer.read_bytes()
+    tokenizer.unlink()
+
+    def snapshot_download(name, local_files_only, **_):
+        if not local_files_only and not is_there:
+            raise OSError("no network")
+        if not local_files_only:
+            tokenizer.write_bytes(content)
+        return str(tokenizer.parent)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    monkeypatch.chdir(tmp_path)
+    assert model_folder(Path(f"org/bare_{is_there}"), "") == tokenizer.parent
+    assert tokenizer.exists() == is_there
+
+
+def test_adapters_in_the_form_of_peft_make_the_merged_model(tmp_path, capsys):
     theirs = llama(tmp_path / "theirs", tie_word_embeddings=True)
     flags = ("--tensor_parallel_1", 2, "--tensor_parallel_2", 1, "--micro_batch_size", 1)
     run_job(
@@ -239,11 +296,16 @@ def test_adapters_in_the_form_of_peft_make_the_merged_model(tmp_path):
             weight, changed = weight + scale * up @ down, changed + 1
         torch.testing.assert_close(after[name], weight, rtol=0, atol=1e-6)
     assert changed == 14 and not adapters
+    assert "note:" not in capsys.readouterr().out
     convert(["from_hugging_face", str(theirs), str(tmp_path / "plain")])
     with pytest.raises(
         UserError, match="step_00000000, which has no adapters; expected those of a"
     ):
         convert(["to_peft", str(tmp_path / "plain"), str(tmp_path / "none")])
+    (theirs / "config.json").unlink()  # as a run has it not
+    convert(["to_peft", str(tmp_path / "run"), str(tmp_path / "of_run")])
+    told = capsys.readouterr().out
+    assert f"Export it, to_hugging_face {theirs} OUT, and write the path of OUT into" in told
 
 
 CHAT = (

@@ -23,7 +23,7 @@ from popxl_gpt.demo.convert import main
 from popxl_gpt.execution.checkpoints.checkpoint import SavedRun
 from popxl_gpt.execution.checkpoints.finding import find_trained
 from popxl_gpt.execution.exchange.hugging_face import HuggingFaceFolder, write_hugging_face
-from popxl_gpt.execution.exchange.initial_weights import initial_weights
+from popxl_gpt.execution.exchange.initial_weights import initial_weights, settings_of_model
 from popxl_gpt.execution.inference.inference import generation, logits
 from popxl_gpt.execution.variables import write_whole_weights
 from popxl_gpt.modelling.gpt import model_table
@@ -368,6 +368,12 @@ def test_an_export_begins_and_ends_texts_as_the_import_did(tmp_path, begin, end,
     assert [told["bos_token"], told["eos_token"]] == first
     ends = find_trained(tmp_path / "ours").ends
     assert ends == ([] if end == [5, 300] else end if isinstance(end, list) else [end])
+
+
+def test_a_run_drops_as_many_units_as_the_gpt2_that_it_begins_with(tmp_path):
+    theirs = small_gpt2(tmp_path / "theirs")
+    change(theirs, resid_pdrop=0.25, attn_pdrop=0.0)
+    assert settings_of_model(theirs)["dropout"] == 0.25
 
 
 def test_settings_that_the_weights_are_not_for_are_told_by_name(tmp_path):

@@ -728,6 +728,18 @@ def test_a_llama_whose_width_is_no_multiple_of_its_heads_goes_out_as_a_mistral(t
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_of_few_words_that_was_trained_here_is_loaded_and_pads_with_none(name, tmp_path):
+    family, _, ours = MODELS[name]
+    model = small(**{**OURS, **ours}).model
+    weights = iter(random_weights(model).items())
+    write_hugging_face(tmp_path, model, weights, None, 10**9, family_name=family.model_type)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert type(theirs).__name__ == family.architecture
+    assert theirs.get_input_embeddings().padding_idx is None
+
+
+@pytest.mark.slow
 def test_a_run_begins_with_a_llama_and_its_model_loads_in_transformers(tmp_path):
     model = their_model(LLAMA)
     model.save_pretrained(tmp_path / "theirs")

@@ -78,6 +78,7 @@ EXPORTED = {
     "qwen3": (QWEN3, {"head_dim": 10}),
     "smollm3": (SMOLLM3, {"num_hidden_layers": 5, "no_rope_layer_interval": 4}),
     "olmo 2": (OLMO2, {}),
+    "tied olmo 2": (OLMO2, {"tie_word_embeddings": True}),
     "olmo 3": (OLMO3, {"num_hidden_layers": 5, "sliding_window": 3}),
     "gemma 2": (
         GEMMA2,
@@ -97,7 +98,26 @@ EXPORTED = {
             "sliding_window": 3,
         },
     ),
+    "gemma 3, turned in windows as elsewhere": (
+        GEMMA3,
+        {
+            "head_dim": 16,
+            "num_hidden_layers": 7,
+            "query_pre_attn_scalar": 16,
+            "sliding_window": 3,
+            "tie_word_embeddings": False,
+            "final_logit_softcapping": 3.0,
+            "rope_parameters": {
+                kind: {"rope_type": "default", "rope_theta": 100.0}
+                for kind in ("full_attention", "sliding_attention")
+            },
+        },
+    ),
     "pythia": (GPT_NEOX, {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.34}}),
+    "pythia, tied": (
+        GPT_NEOX,
+        {"tie_word_embeddings": True, **rope("default", partial_rotary_factor=0.34)},
+    ),
     "phi-3": (PHI3, {"sliding_window": None}),
 }
 
@@ -396,6 +416,15 @@ def test_pieces_of_sentencepiece_are_those_of_the_tokenizer(has_space, tmp_path)
             assert program.tokens(text) == ours.encode(text), text
 
 
+def test_all_tokens_that_are_said_to_end_texts_end_them(tmp_path):
+    trained(cut_by(known.GPT2), size=260).save(str(tmp_path / "tokenizer.json"))
+    said = {"eos_token_id": [1, 0, 5]}
+    (tmp_path / "generation_config.json").write_text(json.dumps(said))
+    tokenizer = read_tokenizer(tmp_path)
+    values, _ = known.tokenizer_values(tokenizer, 260, {"eos_token_id": 0})
+    assert [values[name] for name in known.ENDS] == [0, 1, 5]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["", "kept_"])
 def test_chat_template_and_sampling_leave_with_the_model(place, tmp_path, capsys):
@@ -541,6 +570,12 @@ LIKE_QWEN3 = {
     "norm": "rms_norm", "position_embedding": "rotary", "activation": "swiglu", "biases": False,
     "qk_norm": True,
 }  # fmt: skip
+LIKE_GEMMA = {
+    **LIKE_QWEN3, "qk_norm": False, "activation": "geglu", "norm_placement": "around",
+    "zero_centered_gains": True, "embedding_scale": 768**0.5, "window": 512,
+}  # fmt: skip
+SLIDING = {"layer_pattern": ("sliding", "full")}
+CAPS = {"score_softcap": 50.0, "logit_softcap": 30.0}
 OWN = {
     "relu2": (
         Model(activation="relu2"),
@@ -567,6 +602,36 @@ OWN = {
         Model(**LIKE_QWEN3, rotary_scaling="llama3", rotary_original_positions=8),
         None,
         "rotary_scaling: got llama3; expected none, linear or yarn, or llama3 in a family of",
+    ),
+    "Gemma 2 without bounds": (
+        Model(**LIKE_GEMMA, **SLIDING, logit_softcap=30.0),
+        None,
+        "score_softcap, logit_softcap: got 0, 30; expected both, which llama.cpp has in this family",
+    ),
+    "Gemma 2 with a head of its own": (
+        Model(**LIKE_GEMMA, **SLIDING, **CAPS, tied_head=False),
+        None,
+        "tied_head: got false; expected true, which llama.cpp has in this family",
+    ),
+    "Gemma 3 with bounds of scores": (
+        Model(**{**LIKE_GEMMA, "qk_norm": True}, layer_pattern=(*["sliding"] * 5, "full"), **CAPS),
+        None,
+        "to_gguf: got a model of an architecture of our own; expected one of those that GGUF has",
+    ),
+    "wider heads in OLMo 2": (
+        Model(**LIKE_QWEN3, norm_placement="after", qk_norm_over="all", head_size=96),
+        None,
+        "head_size: got 96; expected hidden_size / heads = 64, which llama.cpp has in this family",
+    ),
+    "wider heads in Qwen2": (
+        Model(**{**LIKE_QWEN3, "qk_norm": False}, qkv_biases=True, head_size=96),
+        None,
+        "head_size: got 96; expected hidden_size / heads = 64",
+    ),
+    "wider heads in Phi-3": (
+        Model(**{**LIKE_QWEN3, "qk_norm": False}, head_size=96),
+        "phi3",
+        "head_size: got 96; expected hidden_size / heads = 64",
     ),
 }
 
