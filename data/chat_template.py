@@ -20,6 +20,8 @@ from popxl_gpt.utils.files.bounded import read_bounded, read_object
 
 TEMPLATE, TOKENIZER_CONFIG = "chat_template.jinja", "tokenizer_config.json"
 """Files that hold a template: it alone, or among what is said of a tokenizer."""
+SPECIAL_TOKENS_MAP = "special_tokens_map.json"
+"""Names special tokens in older folders."""
 KEPT = "hugging_face"
 """The folder beside a run's tokenizer with what came with its model."""
 TOKENS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
@@ -136,7 +138,7 @@ def find_template(tokenizer: Path) -> ChatTemplate | None:
         DataError: a file cannot be read, or names several of which none is meant.
     """
     folders = (tokenizer.parent, tokenizer.parent / KEPT)
-    named = [_config(folder / TOKENIZER_CONFIG) for folder in folders]
+    named = [_said(folder) for folder in folders]
     tokens = {key: value for values in reversed(named) for key, value in _tokens(values).items()}
     for folder, values in zip(folders, named):
         file = folder / TEMPLATE
@@ -152,7 +154,13 @@ def find_template(tokenizer: Path) -> ChatTemplate | None:
     return None
 
 
-def _config(file: Path) -> "dict[str, Any]":
+def _said(folder: Path) -> "dict[str, Any]":
+    """What files say of a tokenizer, as transformers takes them together."""
+    said = _object(folder / TOKENIZER_CONFIG)
+    return said if "added_tokens_decoder" in said else said | _object(folder / SPECIAL_TOKENS_MAP)
+
+
+def _object(file: Path) -> "dict[str, Any]":
     problem = "got no JSON object; expected one, for it tells of a tokenizer. Copy it again."
     return read_object(file, CONFIG_BYTES, problem) or {}
 

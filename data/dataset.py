@@ -5,7 +5,7 @@ import functools
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -202,10 +202,7 @@ class TokenDataset(Dataset):
                 return self._sample(number % len(self), count)
             if self._is_evaluated:
                 return masked(np.zeros(count, np.int32), np.zeros(count, np.bool_))
-        raise DataError(
-            f"{self.files[0].path}: got records that are all damaged; expected whole ones. "
-            f"{DAMAGED}"
-        )
+        raise _all_damaged(self.files[0])
 
     def _sample(self, sample: int, count: int) -> np.ndarray:
         section = self._sections[np.searchsorted(self._sample_ends, sample, side="right")]
@@ -275,10 +272,14 @@ class TokenDataset(Dataset):
 
     def _add_undescribed(self, number: int, stride: int) -> None:
         """Add the records of a file that nothing describes: all as long as the first, and the last
-        may be shorter.
+        may be shorter. Damaged ones are taken to be as the others.
         """
         records = len(self.files[number])
-        first, last = (self._tokens(number, record).size - 1 for record in (0, records - 1))
+        first = self._labels(number, range(records))
+        if first is None:
+            raise _all_damaged(self.files[number])
+        last = self._labels(number, [records - 1])
+        last = first if last is None else last
         alike = records if last >= first else records - 1
         self._add_section(number, 0, alike, 1, first, first, stride)
         if alike == records:
@@ -292,6 +293,15 @@ class TokenDataset(Dataset):
                 last + 1,
                 first + 1,
             )
+
+    def _labels(self, number: int, records: Iterable[int]) -> int | None:
+        """The labels of the first of some records of a file that is not damaged; None where all
+        are, and those are left out.
+        """
+        for record in records:
+            with self._noting_damage():
+                return self._tokens(number, record).size - 1
+        return None
 
     def _add_section(
         self,
@@ -369,6 +379,12 @@ class TokenDataset(Dataset):
                 "tokenizer that made the data."
             )
         return tokens if counts is None else masked(tokens, counts)
+
+
+def _all_damaged(file: RecordFile) -> DataError:
+    return DataError(
+        f"{file.path}: got records that are all damaged; expected whole ones. {DAMAGED}"
+    )
 
 
 def _sampled(sizes: Sequence[int]) -> Iterator[tuple[int, int, int]]:

@@ -58,9 +58,9 @@ def _packed(tokens: np.ndarray) -> list[bytes]:
     places = np.arange(5, dtype=np.uint32)
     # [records, tokens], bytes
     sizes = 1 + np.sum([values >= 1 << bits for bits in (7, 14, 21, 28)], axis=0)
-    groups = (values[..., None] >> (7 * places)) & 0x7F
-    groups |= np.where(places + 1 < sizes[..., None], 0x80, 0).astype(np.uint32)
-    packed = groups[places < sizes[..., None]].astype(np.uint8).tobytes()
+    groups = (values[..., None] >> (7 * places)).astype(np.uint8) & np.uint8(0x7F)
+    groups |= np.where(places + 1 < sizes[..., None], np.uint8(0x80), np.uint8(0))
+    packed = groups[places < sizes[..., None]].tobytes()
     ends = np.cumsum(sizes.sum(axis=1))
     starts = ends - sizes.sum(axis=1)
     return [packed[start:end] for start, end in zip(starts, ends)]

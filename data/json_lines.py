@@ -68,8 +68,8 @@ def _begins_array(reader: ValueReader) -> bool:
 
 
 def json_rows(path: Path) -> Rows:
-    """Yield a file's objects; empty lines count for nothing. Where its first object is one line it
-    is of lines, each of which is read whatever the others are.
+    """Yield a file's objects; empty lines count for nothing. Where its first object has a line
+    of its own it is of lines, each of which is read whatever the others are.
     """
     with open_text(path) as file:
         check_head(path, file)
@@ -79,6 +79,9 @@ def json_rows(path: Path) -> Rows:
             with suppress(ValueError):  # its line is named then
                 reader.value()
                 is_of_lines = reader.is_one_line
+                if reader.next_character() == "{" and not reader.is_new_line:
+                    reader.value()
+                    is_of_lines = False
     yield from (_lines if is_of_lines else _values)(path)
 
 

@@ -41,6 +41,8 @@ class ValueReader:
         """Place in the file, as of the last call of `next_character`."""
         self.is_one_line = True
         """Whether the last value was."""
+        self.is_new_line = False
+        """Whether a line ended between it and the next character."""
         self._file = file
         self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
         self._text, self._at, self._told = "", 0, 0
@@ -49,8 +51,10 @@ class ValueReader:
     def next_character(self) -> str:
         """The next character that is no space, "" at the end; it is not taken."""
         while True:
+            start = self._at
             while self._at < len(self._text) and self._text[self._at] in _SPACE:
                 self._at += 1
+            self.is_new_line |= "\n" in self._text[start : self._at]
             self._tell()
             if self._at < len(self._text) or self._is_whole:
                 return self._text[self._at : self._at + 1]
@@ -77,6 +81,7 @@ class ValueReader:
             else:
                 if self._is_whole or end < len(self._text):
                     self.is_one_line = "\n" not in self._text[self._at : end]
+                    self.is_new_line = False
                     self._at = end
                     return found
             if len(self._text) - self._at > LONGEST:

@@ -11,7 +11,7 @@ from pathlib import Path
 from signal import SIGKILL, SIGXCPU
 from typing import Any
 
-from popxl_gpt.utils.errors import DataError
+from popxl_gpt.utils.files.folders import EndedError
 from popxl_gpt.utils.units import bytes_text
 
 _START = "import json, runpy, sys; sys.path[:] = json.loads(sys.argv[1]); "
@@ -52,7 +52,7 @@ class LimitedProcess:
             seconds, memory: time of a core, and bytes, that it may take.
         Raises:
             LimitError: it takes more, and the process has ended.
-            DataError: somebody has ended the process.
+            EndedError: somebody has ended the process.
         """
         kind, content = self._answer({**asked, "seconds": seconds, "memory": memory})
         if kind:
@@ -60,7 +60,7 @@ class LimitedProcess:
         code = self._process.wait()
         self.end()
         if code == -SIGKILL:  # which none of its limits does
-            raise DataError(
+            raise EndedError(
                 f"{self.name}: got no {what}, for the process that makes them was killed; "
                 "expected it to go on. Perhaps the machine's memory ran out. Start again."
             )

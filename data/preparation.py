@@ -2,12 +2,12 @@
 
 The folder holds `train-*.tfrecord` and `validation-*.tfrecord` with their `.tfindex`,
 `tokenizer.json`, `dataset.json`, and what stood beside the tokenizer that was given:
-`tokenizer_config.json` where another token than `<|endoftext|>` ends documents,
-`chat_template.jinja`, and `generation_config.json` where several tokens end a text. Documents are
-shuffled, each ends with that token, and a split is their concatenation, cut into records of
-`sequence_length + 1` tokens: each begins with the last token of the one before, so that every token
-is once a label. The last record is shorter where tokens are left. A `stride` is noted in
-`dataset.json`: whoever reads samples to train on begins one so many tokens after the other.
+`tokenizer_config.json` where another token than `<|endoftext|>` ends documents or there is a
+template, `chat_template.jinja`, and `generation_config.json` where several tokens end a text.
+Documents are shuffled, each ends with that token, and a split is their concatenation, cut into
+records of `sequence_length + 1` tokens: each begins with the last token of the one before, so that
+every token is once a label. The last record is shorter where tokens are left. A `stride` is noted
+in `dataset.json`: whoever reads samples to train on begins one so many tokens after the other.
 """
 
 import hashlib
@@ -150,7 +150,8 @@ def prepare(
 
     A folder that an earlier call made from the same source and settings is left as it is. Work
     happens in a hidden folder beside `output`, renamed when it is complete. A call that was stopped
-    or killed leaves that folder, and the next one for the same goes on in it, to the same bytes.
+    or killed, itself or a process of it, leaves that folder, and the next one for the same goes on
+    in it, to the same bytes.
 
     Args:
         validation: what is held out, all of it; None: the share that `settings` say, of `source`.

@@ -186,10 +186,17 @@ def _show(output: Path, info: dict[str, Any]) -> None:
                 f"  {name}: {counted(split['cut'], 'conversation')} longer than a record, and cut. "
                 "A larger --sequence_length keeps all whole."
             )
+        if inside := split.get("ended_inside"):
+            print(
+                f"  {name}: {counted(inside, 'conversation')} with the token that ends documents "
+                "inside, where --document_attention would part them. Name another with --eos_token."
+            )
     program = typed_as("popxl-gpt-train", "python demo/pretraining.py")
+    is_parted = any("ended_inside" in split for split in info["splits"].values())
+    apart = "" if is_parted else "--document_attention "
     begin = (
-        "--config RUN/config.yml --init_from RUN --masked_labels --document_attention "
-        f"--sequence_length {info['sequence_length']}"
+        "--config RUN/config.yml --init_from RUN --masked_labels "
+        f"{apart}--sequence_length {info['sequence_length']}"
         if info.get("masked")
         else "--config demo"
     )

@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar
 
 from popxl_gpt.data.errors import NoTextError
 from popxl_gpt.data.left_out import LeftOut
+from popxl_gpt.utils.files.folders import EndedError
 from popxl_gpt.utils.texts import shown_text
 
 Made = TypeVar("Made")
@@ -52,6 +53,8 @@ def documents_of(
             if isinstance(found, ValueError):
                 raise found
             made = documents.read(found)
+        except EndedError:  # which is no fault of the row
+            raise
         except ValueError as error:
             left_out.record(path, place, error, f"{row} {documents.expected}")
             continue

@@ -67,7 +67,8 @@ def text_source(
     """Return the documents of UTF-8 text files, JSON, CSV files and tables.
 
     Args:
-        patterns: files, folders (all their files, but hidden ones, recursively) or globs.
+        patterns: files, folders (all their files, but hidden ones, recursively, through links, too)
+            or globs.
         documents: what one document is: "file", "paragraph" (with the empty lines after it), "line"
             or "json" (a field of a JSON object). JSON, CSV files and tables are read as such in any
             case: see `json_lines.is_json`, `delimited` and `tables`.
@@ -310,21 +311,33 @@ def text_files(patterns: Sequence[str], without: Sequence[str] = ()) -> list[Pat
     return found
 
 
-def _inside(folder: Path) -> list[Path]:
-    """The files of a folder and those below it, without hidden ones."""
-    saved = saved_files(folder)
-    if saved is not None:
-        return saved
+def _inside(top: Path) -> list[Path]:
+    """The files of a folder and those below it, without hidden ones. Links to folders are followed,
+    but to those above it; a folder that several ways lead to counts once, by one without a link if
+    there is one.
+    """
     found: list[Path] = []
-    try:
-        children = [path for path in folder.iterdir() if path.name[0] != "."]
-    except OSError as error:
-        raise unreadable(folder, error) from error
-    for path in children:
-        if path.is_file():
-            found.append(path)
-        elif path.is_dir() and not path.is_symlink():
-            found += _inside(path)
+    folders: list[Path] = [top]
+    links: list[Path] = []
+    seen = {*real_path(top).parents}
+    while folders or links:
+        folder = folders.pop() if folders else links.pop(0)
+        place = real_path(folder)
+        if place in seen:
+            continue
+        seen.add(place)
+        saved = saved_files(folder)
+        if saved is not None:
+            found += saved
+            continue
+        try:
+            children = sorted(path for path in folder.iterdir() if path.name[0] != ".")
+        except OSError as error:
+            raise unreadable(folder, error) from error
+        found += [path for path in children if path.is_file()]
+        below = [path for path in children if path.is_dir()]
+        folders += [path for path in below if not path.is_symlink()]
+        links += [path for path in below if path.is_symlink()]
     return found
 
 

@@ -9,11 +9,13 @@ import numpy as np
 
 from popxl_gpt.data import example
 from popxl_gpt.data.conversations import packed
+from popxl_gpt.data.masking import ids_of
 from popxl_gpt.data.records import RecordWriter
 from popxl_gpt.utils.errors import DataError
 from popxl_gpt.utils.units import counted
 
-_BLOCK_RECORDS = 512
+_BLOCK_TOKENS = 2**19
+"""Tokens that become records at once, about: each takes some fifty bytes meanwhile."""
 
 
 class HeldOut:
@@ -59,11 +61,12 @@ def write_split(
         documents: uint32 [tokens] each.
         sequence_length: labels of a record.
         shard_bytes: a file takes no more records when it has reached this many bytes.
-        padding: a token that fills records of conversations; None: documents are texts.
+        padding: the token that ends conversations, and fills records of them; None: documents are
+            texts.
     Raises:
         DataError: texts have fewer tokens than a record, or there is no conversation.
     """
-    given = _Counted(documents, sequence_length + 1)
+    given = _Counted(documents, sequence_length + 1, padding)
     if padding is None:
         blocks = map(example.encode, _cut(given, sequence_length))
     else:
@@ -90,24 +93,32 @@ def write_split(
         "tokens": given.tokens,
         "records": records,
         **({"cut": given.longer} if given.longer and padding is not None else {}),
+        **({"ended_inside": given.ended_inside} if given.ended_inside else {}),
         "files": files,
     }
 
 
 class _Counted:
-    """Documents that are handed on, and what they were."""
+    """Documents that are handed on, and what they were; `end` ends them, where they are
+    conversations.
+    """
 
-    def __init__(self, documents: Iterable[np.ndarray], longest: int) -> None:
+    def __init__(self, documents: Iterable[np.ndarray], longest: int, end: int | None) -> None:
         self.documents = self.tokens = 0
         self.longer = 0
         """Documents of more tokens than the longest one."""
-        self._source, self._longest = documents, longest
+        self.ended_inside = 0
+        """Conversations with the token that ends them before their last one, too."""
+        self._source, self._longest, self._end = documents, longest, end
 
     def __iter__(self) -> Iterator[np.ndarray]:
         for tokens in self._source:
             self.documents += 1
             self.tokens += tokens.size
             self.longer += int(tokens.size > self._longest)
+            if self._end is not None:
+                ids = ids_of(tokens[:-1].view(np.int32))
+                self.ended_inside += int((ids == self._end).any())
             yield tokens
 
 
@@ -115,15 +126,15 @@ def _cut(documents: Iterable[np.ndarray], sequence_length: int) -> Iterator[np.n
     """Cut the concatenation of documents into records. Yields uint32 [records, sequence_length + 1]
     blocks, and one shorter record of what is left.
     """
-    stream = np.zeros(0, np.uint32)
-    for part in _joined(documents, _BLOCK_RECORDS * sequence_length):
+    stream, block = np.zeros(0, np.uint32), max(1, _BLOCK_TOKENS // sequence_length)
+    for part in _joined(documents, block * sequence_length):
         stream = np.concatenate([stream, part])
         end = max(0, (stream.size - 1) // sequence_length) * sequence_length
         if end:
             windows = np.lib.stride_tricks.sliding_window_view(stream, sequence_length + 1)
             records = windows[:end:sequence_length]
-            for start in range(0, len(records), _BLOCK_RECORDS):
-                yield records[start : start + _BLOCK_RECORDS]
+            for start in range(0, len(records), block):
+                yield records[start : start + block]
         stream = stream[end:]
     if stream.size > 1:
         yield stream[None]

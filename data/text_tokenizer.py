@@ -15,6 +15,7 @@ from tokenizers import Tokenizer, models
 
 from popxl_gpt.data.chat_template import (
     KEPT,
+    SPECIAL_TOKENS_MAP,
     TEMPLATE,
     TOKENIZER_CONFIG,
     ChatTemplate,
@@ -31,7 +32,7 @@ from popxl_gpt.utils.files.whole import sync, write_whole
 END_OF_TEXT = "<|endoftext|>"
 MOST_AROUND = 64
 """Tokens around a text; models have up to five."""
-_OF_TOKENIZER = (TOKENIZER_CONFIG, "special_tokens_map.json")
+_OF_TOKENIZER = (TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP)
 GENERATION = "generation_config.json"
 """Names all tokens that texts end with, beside a tokenizer.json."""
 _OF_MODEL = (GENERATION, "config.json")
@@ -137,6 +138,8 @@ class TextTokenizer:
         known = set(found.get_vocab().values())
         found.ends = [token for token in ends_beside(path) if token in known]
         found.template = find_template(path)
+        if found.template is not None and end is not None:
+            found.template.tokens["eos_token"] = end  # as `files` keeps it
         return found
 
     def special_in(self, text: str) -> str | None:
@@ -162,17 +165,20 @@ class TextTokenizer:
         """What `TOKENIZER_CONFIG` beside a copy of it has to hold; None where it needs none."""
         if {self.end, self.begin} <= {None, self._vocabulary.get(END_OF_TEXT)}:
             return None
+        return json.dumps(self._named, indent=2) + "\n"
+
+    @property
+    def _named(self) -> "dict[str, Any]":
+        """The tokens that begin and end documents, by Hugging Face's names."""
         named = {"bos_token": self.begin, "eos_token": self.end}
-        names = {name: self.library.id_to_token(n) for name, n in named.items() if n is not None}
-        return json.dumps(names, indent=2) + "\n"
+        return {name: self.library.id_to_token(n) for name, n in named.items() if n is not None}
 
     @property
     def files(self) -> "dict[str, str]":
         """Files that stand beside a copy of it, by their names."""
         config, found = self.config, {}
-        if self.template is not None:
-            named = {**self.template.tokens, **json.loads(config or "{}")}
-            config = json.dumps(named, indent=2) + "\n"
+        if self.template is not None:  # its tokens may name another end
+            config = json.dumps({**self.template.tokens, **self._named}, indent=2) + "\n"
             found[TEMPLATE] = self.template.source
         if config is not None:
             found[TOKENIZER_CONFIG] = config

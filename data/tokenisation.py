@@ -2,15 +2,19 @@
 in input order.
 """
 
+import json
 import multiprocessing
 import os
+import signal
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -22,6 +26,7 @@ from popxl_gpt.data.merges import MERGES, merges_tokenizer
 from popxl_gpt.data.text_tokenizer import END_OF_TEXT, TextTokenizer
 from popxl_gpt.utils.errors import DataError, unreadable
 from popxl_gpt.utils.files.bounded import read_bounded
+from popxl_gpt.utils.files.folders import EndedError
 from popxl_gpt.utils.files.hub import foreign_tokenizer, tokenizer_file
 from popxl_gpt.utils.pools import end_with_parent
 
@@ -29,6 +34,8 @@ UNKNOWN = "\ufffd"
 """Stands for characters that a tokenizer of characters lacks."""
 TOKENIZER_BYTES = 2**28
 """Largest size of a tokenizer.json; those of a million tokens have less."""
+PIECES = (decoders.ByteLevel, decoders.Fuse)
+"""Decoders of tokenizers whose tokens are pieces of the text."""
 SMALLEST_VOCABULARY = 257
 """One token per byte, and the end of text."""
 
@@ -109,7 +116,7 @@ def token_bytes(tokenizer: Tokenizer | TextTokenizer) -> np.ndarray | None:
     """Return how many bytes of UTF-8 each token stands for, float64 [tokens]; those that no text
     has, such as the end of documents, stand for none, and one for all that a tokenizer of
     characters lacks for NaN. None for a tokenizer whose tokens are not pieces of the text, one
-    after the other.
+    after the other, or not all of it.
     """
     if isinstance(tokenizer, TextTokenizer):
         sizes = token_bytes(tokenizer.library)
@@ -118,7 +125,7 @@ def token_bytes(tokenizer: Tokenizer | TextTokenizer) -> np.ndarray | None:
         return sizes
     vocabulary = tokenizer.get_vocab()
     has_bytes = isinstance(tokenizer.decoder, decoders.ByteLevel)
-    if not has_bytes and not isinstance(tokenizer.decoder, decoders.Fuse):
+    if leaves_out(tokenizer) or not isinstance(tokenizer.decoder, PIECES):
         return None
     sizes = np.zeros(max(vocabulary.values()) + 1)
     added = tokenizer.get_added_tokens_decoder()
@@ -136,13 +143,24 @@ def token_bytes(tokenizer: Tokenizer | TextTokenizer) -> np.ndarray | None:
 
 def unknown_token(tokenizer: Tokenizer) -> int | None:
     """The token that stands for all that a tokenizer lacks; None for one of bytes, which lacks
-    nothing.
+    nothing, and for one that leaves out what it lacks.
     """
-    name = getattr(tokenizer.model, "unk_token", None)
-    if name is None or isinstance(tokenizer.decoder, decoders.ByteLevel):
+    if isinstance(tokenizer.decoder, decoders.ByteLevel):
         return None
-    found: int | None = tokenizer.token_to_id(name)
+    if isinstance(tokenizer.model, models.Unigram):  # has no attribute for it
+        number: int | None = json.loads(tokenizer.to_str())["model"]["unk_id"]
+        return number
+    name = tokenizer.model.unk_token
+    found: int | None = None if name is None else tokenizer.token_to_id(name)
     return found
+
+
+def leaves_out(tokenizer: Tokenizer) -> bool:
+    """Whether a tokenizer leaves out what it lacks, so that its tokens do not tell."""
+    model = tokenizer.model
+    if isinstance(tokenizer.decoder, decoders.ByteLevel) or not isinstance(model, models.BPE):
+        return False
+    return model.unk_token is None and not model.byte_fallback
 
 
 @dataclass(frozen=True)
@@ -206,21 +224,39 @@ def _ordered(
         initializer=_start_worker,
         initargs=(DocumentEncoder.of(tokenizer), clean),
     )
+    # A thread begins processes: KeyboardInterrupt, which comes to the main one, would leave one
+    # half begun. Ctrl-C, which a terminal sends to all, is blocked in them until they ignore it.
+    starter = ThreadPoolExecutor(
+        1, initializer=signal.pthread_sigmask, initargs=(signal.SIG_BLOCK, [signal.SIGINT])
+    )
     try:
         waiting: deque[Future[Encoded]] = deque()
         for batch in batches:
-            waiting.append(pool.submit(_work, batch))
+            waiting.append(starter.submit(_submit, pool, batch).result())
             if len(waiting) > _IN_FLIGHT * workers:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
     except BrokenProcessPool as error:
-        raise DataError(
+        raise EndedError(
             f"tokenisation: got a worker process that ended early; expected {workers} to finish. "
-            "Perhaps memory ran out: use fewer --workers."
+            "Perhaps memory ran out: start again with fewer --workers."
         ) from error
     finally:
+        starter.shutdown()
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _submit(pool: ProcessPoolExecutor, batch: list[Document]) -> "Future[Encoded]":
+    """A batch that a pool works on. Processes that begin with it do not load the user's script,
+    which may have no guard against that.
+    """
+    script = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        return pool.submit(_work, batch)
+    finally:
+        sys.modules["__main__"] = script
 
 
 def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
@@ -295,6 +331,7 @@ _worker: tuple[DocumentEncoder, Clean]
 
 def _start_worker(encoder: DocumentEncoder, clean: Clean) -> None:
     global _worker
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever gives the work decides when it ends
     end_with_parent()
     # One thread per process: there is a process per core.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"

@@ -3,6 +3,8 @@ than it may.
 """
 
 import json
+import os
+import signal
 from datetime import datetime
 
 import numpy as np
@@ -17,8 +19,9 @@ from popxl_gpt.data.masking import ids_of
 from popxl_gpt.data.prepare import main
 from popxl_gpt.data.tokenisation import load_tokenizer, tokenise
 from popxl_gpt.utils.errors import DataError
+from popxl_gpt.utils.files.folders import EndedError
 
-SPECIAL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|eot|>", "<turn>", "</turn>"]
+SPECIAL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|eot|>", "<turn>", "</turn>", "<|endoftext|>"]  # fmt: skip
 IM = "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
 HEADERS = """{{ bos_token }}{%- for m in messages %}
     {{- '<turn>' + m.role + '</turn>\n\n' + m.content | trim + '<|eot|>' }}
@@ -161,6 +164,35 @@ def test_conversations_of_all_forms_are_written_and_prepared_alike(tmp_path):
     assert not any(isinstance(each, Written) for each in with_lines.documents())
 
 
+@pytest.mark.parametrize("name", ["chatml", "inst"])
+@pytest.mark.parametrize("end", ["<|im_end|>", "<|endoftext|>"])
+def test_a_named_end_stays_that_of_a_copy_whose_template_says_another(tmp_path, name, end):
+    folder = folder_with(tmp_path, TEMPLATES[name], bos_token=None, eos_token="<|im_end|>")
+    given = load_tokenizer(folder, end)
+    (tmp_path / "copy").mkdir()
+    given.save(tmp_path / "copy")
+    copy = load_tokenizer(tmp_path / "copy")
+    assert given.library.id_to_token(given.end) == end and copy.end == given.end
+    assert given.template.prompt(MESSAGES[:3]) == copy.template.prompt(MESSAGES[:3])
+
+
+@pytest.mark.parametrize(
+    ("end", "is_inside"), [(None, True), ("<|im_end|>", True), ("<|endoftext|>", False)]
+)
+def test_conversations_that_hold_their_end_are_told_and_not_kept_apart(
+    tmp_path, capsys, end, is_inside
+):
+    folder = folder_with(tmp_path / "model", TEMPLATES["chatml"], eos_token="<|im_end|>")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "hi", "answer": "ho"}\n' * 4)
+    flags = ["--tokenizer", str(folder), "--sequence_length", "64", "--validation", "0"]
+    flags += ["--output", str(tmp_path / "out"), *([] if end is None else ["--eos_token", end])]
+    assert main(["conversations", str(tmp_path / "rows.jsonl"), *flags]) == 0
+    told = capsys.readouterr().out
+    words = "train: 4 conversations with the token that ends documents inside, where"
+    assert (words in told) == is_inside
+    assert (" --document_attention --sequence_length 64 " in told) != is_inside
+
+
 def test_a_template_is_found_in_its_own_file_among_several_and_where_a_run_keeps_it(tmp_path):
     several = [{"name": "tools", "template": "b"}, {"name": "default", "template": "a"}]
     assert find_template(folder_with(tmp_path / "one", several) / "tokenizer.json").source == "a"
@@ -171,6 +203,21 @@ def test_a_template_is_found_in_its_own_file_among_several_and_where_a_run_keeps
     (tmp_path / "one/tokenizer_config.json").write_text('{"chat_template": [{"name": "x"}, {"name": "y"}]}')  # fmt: skip
     with pytest.raises(DataError, match="no text and no list with one named default"):
         find_template(tmp_path / "one/tokenizer.json")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [{}, {"added_tokens_decoder": {}}])
+def test_special_tokens_are_those_of_both_files_as_in_transformers(tmp_path, more):
+    from transformers import PreTrainedTokenizerFast
+
+    template = "{% for name in [bos_token, eos_token, pad_token] %}{{ name }}|{% endfor %}"
+    folder = folder_with(tmp_path, template, bos_token=None, eos_token="<turn>", **more)
+    said = {"bos_token": {"content": "<s>"}, "eos_token": "</turn>", "unk_token": "<|eot|>"}
+    (folder / "special_tokens_map.json").write_text(json.dumps(said))
+    theirs = PreTrainedTokenizerFast.from_pretrained(folder)
+    expected = theirs.apply_chat_template(MESSAGES[:1], tokenize=False)
+    assert load_tokenizer(folder).template.prompt(MESSAGES[:1]) == expected
+    assert (expected == "<s>|</turn>|</s>|") == (not more)
 
 
 LOOP = "{% for i in range(99999) %}"
@@ -206,6 +253,19 @@ def test_a_process_goes_on_after_a_conversation_that_it_refuses(tmp_path):
     process = template._process
     assert template.prompt(MESSAGES[:1]) == "B[INST]  hello there\n [/INST]"
     assert template._process is process
+
+
+def test_a_process_that_was_killed_damages_no_row(tmp_path):
+    tokenizer = load_tokenizer(folder_with(tmp_path / "model", TEMPLATES["chatml"]))
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "answer": "b"}\n' * 2)
+    rows = [str(tmp_path / "rows.jsonl")]
+    source = conversation_source(rows, skip_damaged=True, tokenizer=tokenizer)
+    documents = source.documents()
+    next(documents)
+    os.kill(tokenizer.template._process._process.pid, signal.SIGKILL)
+    with pytest.raises(EndedError, match="got no text, for the process .* was killed"):
+        next(documents)
+    assert not source.left_out.records
 
 
 def test_a_row_that_spells_a_special_token_or_that_a_template_refuses_is_named(tmp_path):

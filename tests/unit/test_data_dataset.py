@@ -552,6 +552,23 @@ def test_labels_of_damaged_records_do_not_count_in_an_evaluation(tmp_path):
         TokenDataset(path, LENGTH, VOCABULARY, stride=LENGTH)
 
 
+@pytest.mark.parametrize("record", [0, 4])
+def test_a_damaged_record_at_an_end_of_a_file_that_nothing_describes_is_left_out(
+    tmp_path, caplog, no_verification, record
+):
+    path = write(tmp_path / "a.tfrecord", rows(5))
+    frame = int(RecordFile(path).offsets[1])
+    TokenDataset(path, LENGTH, VOCABULARY)  # makes its index
+    flip(path, record * frame + frame // 2)
+    with pytest.raises(DataError, match=f"record {record}: got data .* leave it out: --skip_dam"):
+        TokenDataset(path, LENGTH, VOCABULARY)
+    dataset = TokenDataset(path, LENGTH, VOCABULARY, skip_damaged=True)
+    expected = rows(5)
+    expected[record] = expected[(record + 1) % 5]  # the next one takes its place
+    assert dataset.read(np.arange(len(dataset))).tolist() == expected
+    assert len(caplog.messages) == 1 and "It is left out, record 1 so far." in caplog.text
+
+
 def test_data_that_are_all_damaged_are_refused(tmp_path, no_verification):
     path, _ = damaged_text(tmp_path)
     frame = int(RecordFile(path).offsets[1])

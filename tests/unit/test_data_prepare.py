@@ -7,6 +7,7 @@ import gzip
 import itertools
 import json
 import lzma
+import multiprocessing
 import os
 import shlex
 import signal
@@ -40,7 +41,7 @@ from popxl_gpt.data.prepare import main
 from popxl_gpt.data.records import RecordWriter
 from popxl_gpt.data.shuffle import DocumentShuffle
 from popxl_gpt.data.sources import stdlib_source, text_source
-from popxl_gpt.data.splits import HeldOut
+from popxl_gpt.data.splits import HeldOut, write_split
 from popxl_gpt.data.text_tokenizer import TextTokenizer
 from popxl_gpt.data.tokenisation import END_OF_TEXT, token_bytes, tokenise, train_tokenizer
 from popxl_gpt.demo.commands import parse_training
@@ -383,6 +384,15 @@ def test_the_memory_of_the_shuffle_is_bounded_for_any_number_and_length(tmp_path
     assert len(list((tmp_path / "buckets").iterdir())) == 3  # two buckets, and the progress
 
 
+def test_the_memory_of_records_is_that_of_few_whatever_their_length(tmp_path):
+    documents = (np.full(2**16, 2**21, np.uint32) for _ in range(32))
+    tracemalloc.start()
+    told = write_split("train", documents, tmp_path, sequence_length=2**17, shard_bytes=2**40)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert told["records"] == 16 and peak < 2**26
+
+
 @pytest.mark.parametrize(
     ("kind", "limit", "expected"),
     [
@@ -525,6 +535,18 @@ def test_folders_and_globs_give_each_file_once_without_hidden_ones(tmp_path):
     assert list(text_source([str(tmp_path)]).documents()) == ["a.txt", "b/c.txt", "b/d.md"]
     patterns = [str(tmp_path / "**/*.txt"), str(tmp_path / "a.txt")]
     assert list(text_source(patterns).documents()) == ["a.txt", "b/c.txt"]
+
+
+def test_links_to_folders_are_followed_and_each_folder_is_read_once(tmp_path):
+    names = ("text/a.txt", "text/b/b.txt", "other/c.txt", "other/d/d.txt", "above.txt")
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    links = {"a": "b", "circle": ".", "above": "..", "one": "../other", "two": "../other/d"}
+    for name, target in links.items():
+        (tmp_path / "text" / name).symlink_to(target)
+    (tmp_path / "other/back").symlink_to("../text")
+    assert list(text_source([str(tmp_path / "text")]).documents()) == list(names[:4])
 
 
 def test_the_standard_library_is_read_once_per_file_without_installed_packages(tmp_path):
@@ -846,6 +868,72 @@ def test_a_stopped_preparation_goes_on_where_it_was_to_the_same_bytes(
         assert len(going_on) == 1 and 100 < going_on[0] < 200
     else:
         assert going_on == ([300] if stopped_at == "validation" else [])
+
+
+@pytest.mark.slow
+def test_a_preparation_goes_on_whose_worker_was_killed(tmp_path, monkeypatch):
+    source = text_source([str(write_lines(tmp_path / "a.jsonl", documents(300)))])
+    monkeypatch.setattr(popxl_gpt.data.shuffle, "_BUFFER_BYTES", 1000)
+    monkeypatch.setattr(popxl_gpt.data.shuffle, "SHARE", float("inf"))  # at once
+    monkeypatch.setattr(popxl_gpt.data.tokenisation, "_BATCH_CHARACTERS", 500)
+    prepare(source, tmp_path / "whole", settings(), report=quiet)
+    add, told = DocumentShuffle.add, []
+
+    def killing(self, tokens):
+        add(self, tokens)
+        if self.added == 150:
+            for worker in multiprocessing.active_children():
+                worker.kill()
+
+    with monkeypatch.context() as patch, pytest.raises(DataError, match="got a worker process th"):
+        patch.setattr(DocumentShuffle, "add", killing)
+        prepare(source, tmp_path / "out", settings(), workers=2, report=quiet)
+    prepare(source, tmp_path / "out", settings(), report=told.append)
+    assert any(line.startswith("Going on after") for line in told)
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [0, 2], ids=["begins", "works"])
+def test_ctrl_c_of_a_terminal_is_one_line_whatever_workers_do(tmp_path, seconds):
+    write_lines(tmp_path / "a.jsonl", [text * 100 for text in documents(10_000)])
+    words = "text a.jsonl --output out --tokenizer_bytes 9999 --vocabulary_size 300 --workers 2"
+    with subprocess.Popen(
+        [sys.executable, str(SCRIPT), *words.split()],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        children = ["bash", "-c", f"cat /proc/{process.pid}/task/*/children 2>/dev/null; true"]
+        while len(subprocess.check_output(children).split()) < 3:  # workers, and what cleans up
+            assert process.poll() is None
+            time.sleep(0.01)
+        time.sleep(seconds)
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (130, "stopped; the same command goes on.\n")
+
+
+@pytest.mark.slow
+def test_a_script_needs_no_guard_against_its_workers(tmp_path):
+    write_documents(tmp_path / "text")
+    words = "text text --output out --sequence_length 8 --vocabulary_size 300 --workers 2"
+    (tmp_path / "script.py").write_text(
+        "from popxl_gpt.data.prepare import main\n"
+        f"print('begins', flush=True)\nmain({words.split()!r})\nprint('ends')\n"
+    )
+    root = SCRIPT.parents[1]
+    done = subprocess.run(
+        [sys.executable, "script.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{root}:{root / 'runtime'}"},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("begins") == done.stdout.count("ends") == 1
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,14 @@ from popxl_gpt.data import preparation
 from popxl_gpt.data.dataset_info import implied_settings
 from popxl_gpt.data.sources import stdlib_source
 from popxl_gpt.data.token_files import find_files
-from popxl_gpt.utils.errors import UserError, failure_number
+from popxl_gpt.utils.errors import DataError, UserError, failure_number
 from popxl_gpt.utils.files.folder_lock import FolderLock
-from popxl_gpt.utils.files.folders import resumable_folder
+from popxl_gpt.utils.files.folders import (
+    EndedError,
+    partial_folder,
+    publish,
+    resumable_folder,
+)
 
 
 def fail(patch: pytest.MonkeyPatch, name: str, path: Path, number: int = errno.EIO) -> None:
@@ -67,23 +72,44 @@ def test_a_file_system_that_fails_is_not_one_without_locks(number, is_taken, tmp
     monkeypatch.setattr(fcntl, "flock", failing)
     if is_taken:
         assert FolderLock(tmp_path).take()
+        left = tmp_path / ".made.partial-1-2"  # somebody may be at work in it
+        left.mkdir()
+        for overwrite in (False, True):
+            with partial_folder(tmp_path / "made") as folder:
+                (folder / str(overwrite)).touch()
+                publish(folder, tmp_path / "made", overwrite=overwrite)
+        assert {*tmp_path.iterdir()} == {left, tmp_path / "made"}
+        assert os.listdir(tmp_path / "made") == ["True"]
     else:
         with pytest.raises(OSError, match="Input/output error.*") as told:
             FolderLock(tmp_path).take()
         assert told.value.filename == str(tmp_path)
+        with pytest.raises(OSError, match="Input/output error"), partial_folder(tmp_path / "made"):
+            pass
 
 
-@pytest.mark.parametrize("number, is_kept", [(errno.ENOSPC, False), (errno.EIO, True)])
-def test_work_stays_where_a_disk_fails(number, is_kept, tmp_path):
+STAYS = {
+    "a full disk": (OSError(errno.ENOSPC, "full"), False),
+    "a failing disk": (OSError(errno.EIO, "failing"), True),
+    "what is given": (DataError("wrong"), False),
+    "memory": (MemoryError(), True),
+    "a killed process": (EndedError("killed"), True),
+}
+
+
+@pytest.mark.parametrize("case", STAYS)
+def test_work_stays_where_something_outside_ends_it(case, tmp_path):
+    error, is_kept = STAYS[case]
+
     def work() -> "list[str]":
         with resumable_folder(tmp_path / "made", "work") as folder:
             found = os.listdir(folder)
             (folder / "part").touch()
             if not found:
-                raise OSError(number, os.strerror(number))
+                raise error
         return found
 
-    with pytest.raises(OSError, match="."):
+    with pytest.raises(type(error)):
         work()
     if is_kept:
         assert work() == ["part"]

@@ -18,6 +18,7 @@ from popxl_gpt.data.text_tokenizer import TextTokenizer
 from popxl_gpt.demo.job.text import whole_lines
 from popxl_gpt.demo.job.writing import TextStream
 from popxl_gpt.utils.errors import DataError
+from popxl_gpt.utils.files.folders import EndedError
 
 TEXTS = ["the cat sat on the mat", "日本 über  \n\tx", "", "🐈" * 9, "a" * 999, "<unk></s>"]
 
@@ -213,6 +214,6 @@ def test_a_process_that_was_killed_is_told_of_as_that():
     limited = LimitedTokenizer(letters(normalizer=doubling(1)).to_str(), "mine")
     limited.encode(["b"])
     os.kill(limited._process._process.pid, signal.SIGKILL)
-    with pytest.raises(DataError, match="^mine: got no tokens, for the process .* was killed;"):
+    with pytest.raises(EndedError, match="^mine: got no tokens, for the process .* was killed;"):
         limited.encode(["b"])
     assert limited.encode(["b"])[0].tolist() == [1]

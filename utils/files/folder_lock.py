@@ -14,8 +14,9 @@ _LOG = logging.getLogger(__name__)
 
 
 class FolderLock:
-    """A lock on a folder. It ends with this object, and with the process, however that ends; it is
-    on the folder itself and goes where that is moved.
+    """A lock on a folder, for programs of one machine: a file system over a network passes on locks
+    of files, not of folders. It ends with this object, and with the process, however that ends; it
+    is on the folder itself and goes where that is moved.
     """
 
     def __init__(self, path: Path):
@@ -42,7 +43,7 @@ class FolderLock:
                 self.release()
                 return False
             except OSError as error:
-                if error.errno in IO_FAILURES:
+                if not _has_no_locks(error):
                     self.release()
                     raise OSError(error.errno, error.strerror, str(self.path)) from error
                 _LOG.warning(
@@ -99,10 +100,17 @@ class FolderLock:
         self.release()
 
 
+def _has_no_locks(error: OSError) -> bool:
+    """Whether a lock was not given for want of locks in the file system."""
+    return not isinstance(error, BlockingIOError) and error.errno not in IO_FAILURES
+
+
 @contextmanager
-def locked(folder: Path, is_own: bool = False) -> Iterator[None]:
+def locked(folder: Path, is_own: bool = False, is_needed: bool = True) -> Iterator[None]:
     """A lock on a folder for as long as a block takes; it ends with the process, too.
 
+    Args:
+        is_needed: whether a file system without locks is an error.
     Raises:
         OSError: another has it, or it is no folder; with ``is_own``, it belongs to another user.
     """
@@ -110,7 +118,11 @@ def locked(folder: Path, is_own: bool = False) -> Iterator[None]:
     try:
         if is_own and os.fstat(descriptor).st_uid != os.getuid():
             raise PermissionError(errno.EPERM, "belongs to another user", str(folder))
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if is_needed or not _has_no_locks(error):
+                raise
         yield
     finally:
         os.close(descriptor)

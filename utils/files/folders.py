@@ -18,18 +18,22 @@ REPLACED = "-replaced"
 """Ends the name of a folder whose place another one takes."""
 
 
+class EndedError(DataError):
+    """Work that something outside of it has ended: what is done of it is good."""
+
+
 @contextmanager
 def partial_folder(target: Path) -> Iterator[Path]:
     """Give a new hidden folder beside `target` to fill and `publish`; it is removed at the end
     unless it was published.
 
     Puts back or removes first what calls that were killed have left: a folder's lock ends with the
-    process that holds it.
+    process that holds it. Where there are no locks, that stays.
     """
     folder = _beside(target, f"{os.getpid()}-{time.time_ns()}")
     try:
         folder.mkdir()
-        with locked(folder):
+        with locked(folder, is_needed=False):
             yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -38,7 +42,8 @@ def partial_folder(target: Path) -> Iterator[Path]:
 @contextmanager
 def resumable_folder(target: Path, work: str) -> Iterator[Path]:
     """A folder as of `partial_folder`, but what a call that was stopped or killed has left of the
-    same work is given again. An error leaves nothing, but where a disk, or a network, failed.
+    same work is given again. An error leaves nothing, but where a disk, or a network, failed,
+    memory ran out, or something outside ended the work (`EndedError`).
 
     While another call does the same work, or where another user has put something in its place,
     this one does it in a folder of its own.
@@ -56,7 +61,7 @@ def resumable_folder(target: Path, work: str) -> Iterator[Path]:
         try:
             yield folder
         except Exception as error:
-            if io_failure(error) is None:
+            if io_failure(error) is None and not isinstance(error, (MemoryError, EndedError)):
                 shutil.rmtree(folder, ignore_errors=True)
             raise
         shutil.rmtree(folder, ignore_errors=True)
@@ -102,7 +107,8 @@ def publish(folder: Path, target: Path, *, overwrite: bool) -> None:
     target = real_path(target)
     if overwrite and target.exists():
         replaced = folder.with_name(f"{folder.name}{REPLACED}")
-        with locked(target):  # so that no other call takes it for left by one that was killed
+        # so that no other call takes it for left by one that was killed
+        with locked(target, is_needed=False):
             os.rename(target, replaced)
             try:
                 os.rename(folder, target)
