@@ -6,7 +6,7 @@ Imports what loads in a moment: `config`, and the flags of a plan.
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
@@ -22,7 +22,7 @@ from popxl_gpt.config.command_line import (
 )
 from popxl_gpt.config.flags import Flags
 from popxl_gpt.config.inference import AS_IN_TRAINING
-from popxl_gpt.config.leaves import leaves
+from popxl_gpt.config.leaves import checked, leaves
 from popxl_gpt.config.preparing import parse_preparation
 from popxl_gpt.config.schema import Config
 from popxl_gpt.data.dataset_info import implied_settings
@@ -268,11 +268,18 @@ class TrainedModelCommand:
         line = configured(flags, self.options, defaults=self.defaults, sections=sections)
         return model, line.config, line.options
 
-    def check_settings(self, settings: "Iterable[str]") -> None:
-        """Raise ConfigError for the names of settings that mean nothing to it."""
+    def check_settings(self, settings: "Mapping[str, Any]") -> None:
+        """Raise ConfigError for settings that mean nothing to it, and for values that are wrong by
+        themselves.
+        """
         refused = sorted({*settings} - {*self.used})
         if refused:
             raise ConfigError([f"{refused[0]}: unknown setting. Known are {', '.join(self.used)}."])
+        checked(Config, settings)
+
+    def chosen(self, **values: Any) -> Any:
+        """The options with these values; raises ConfigError for those that are wrong."""
+        return self.options(**checked(self.options, values))
 
 
 EVALUATE = TrainedModelCommand(

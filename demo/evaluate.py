@@ -23,7 +23,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from popxl_gpt.config.flags import Flags
-from popxl_gpt.config.presets import from_mapping, override
+from popxl_gpt.config.presets import build
+from popxl_gpt.config.rules import largest_divisor
 from popxl_gpt.config.saving import to_mapping
 from popxl_gpt.config.schedules import NO_RAMPUP
 from popxl_gpt.config.schema import Config
@@ -35,6 +36,7 @@ from popxl_gpt.demo.job.validation import bytes_of_tokens
 from popxl_gpt.execution.exchange.trained import TrainedModel, find_model
 from popxl_gpt.execution.inference.evaluation import Evaluation, Measured
 from popxl_gpt.execution.inference.inference import evaluation
+from popxl_gpt.execution.inference.scoring import ROWS
 from popxl_gpt.execution.instances import check_instances, check_same_checkpoint
 from popxl_gpt.execution.variables import write_whole_weights
 from popxl_gpt.utils.errors import NotFiniteError, UserError, reason_of
@@ -48,8 +50,6 @@ if TYPE_CHECKING:
 
 REPORT_SECONDS = 10.0
 """Seconds between lines that say how far it is."""
-ROWS = 1024
-"""Tokens that run as one, about: enough for matrix products to be fast."""
 UNKNOWN_BITS = "not known without a tokenizer that has every character"
 
 
@@ -123,7 +123,7 @@ def evaluate(
     given: dict[str, Any] = {**settings}
     if input_files:
         given["input_files"] = tuple(map(str, several(input_files)))
-    options = Options(text=tuple(map(str, several(text))), stride=stride)
+    options = EVALUATE.chosen(text=[*map(str, several(text))], stride=stride)
     saved, config = _opened(checkpoint, {**given, "text": options.text}, given)
     return _measure(saved, config, options)
 
@@ -138,7 +138,7 @@ def _opened(
     """
     saved = find_model(user_path("--checkpoint", checkpoint))
     EVALUATE.check_settings(settings)
-    return saved, override(from_mapping(_sections(saved, values)), **settings)
+    return saved, build(_sections(saved, values), settings)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -212,7 +212,8 @@ def evaluate_tasks(
         UserError: something given cannot be used.
         NotFiniteError: a weight or a loss is not finite.
     """
-    options = Options(lm_eval=tuple(map(str, several(tasks))), num_fewshot=num_fewshot, limit=limit)
+    named = [*map(str, several(tasks))]
+    options = EVALUATE.chosen(lm_eval=named, num_fewshot=num_fewshot, limit=limit)
     saved, config = _opened(checkpoint, {**settings, "lm_eval": options.lm_eval}, settings)
     return _run_tasks(saved, config, options)
 
@@ -267,8 +268,9 @@ def _sections(saved: TrainedModel, values: Mapping[str, Any]) -> "dict[str, Any]
     micro_batch = values.get("micro_batch_size", 1)
     widening = values.get("widening", max(1, ROWS // (sequence * micro_batch)))
     execution["widening"] = widening
-    execution["head_serialisation"] = math.gcd(
-        widening * micro_batch * sequence, execution["head_serialisation"]
+    execution["head_serialisation"] = max(
+        math.gcd(widening * micro_batch * sequence, execution["head_serialisation"]),
+        largest_divisor(sequence, max(1, sequence // ROWS)),
     )
     mapping["training"]["global_batch_size"] = (
         values.get("data_parallel", 1) * micro_batch * widening

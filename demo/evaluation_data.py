@@ -14,7 +14,7 @@ from popxl_gpt.data.in_memory import TokenArray
 from popxl_gpt.data.masking import masked
 from popxl_gpt.data.sources import text_source
 from popxl_gpt.data.text_tokenizer import TextTokenizer
-from popxl_gpt.data.tokenisation import tokenise, unknown_token
+from popxl_gpt.data.tokenisation import leaves_out, tokenise, unknown_token
 from popxl_gpt.demo.commands import EvaluateOptions as Options
 from popxl_gpt.demo.job.text import check_vocabulary, read_tokenizer, tokenizer_path
 from popxl_gpt.demo.job.writing import end_of_documents
@@ -26,14 +26,15 @@ def open_evaluated(
     config: Config, options: Options, tokenizer: TextTokenizer | None, stride: int
 ) -> "tuple[Dataset, int | None]":
     """The data, and the bytes of text in them where these are text: none where the tokenizer lacks
-    a character, of which a token says less than the text.
+    a character, of which a token says less than the text, or may leave some out.
     """
     sequence, vocabulary = config.model.sequence_length, config.model.vocabulary_size
     if options.text:
         assert tokenizer is not None
         texts = _texts(config, options)
         tokens = _joined(texts, tokenizer)
-        is_whole = not (tokens == unknown_token(tokenizer.library)).any()
+        library = tokenizer.library
+        is_whole = not (leaves_out(library) or (tokens == unknown_token(library)).any())
         text_bytes = sum(len(text.encode()) for text in texts if text.strip())
         return TokenArray(tokens, sequence, vocabulary, stride), text_bytes if is_whole else None
     if not config.data.input_files:

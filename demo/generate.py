@@ -14,7 +14,7 @@ if __name__ == "__main__":
     commands.generate()
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -38,9 +38,9 @@ from popxl_gpt.execution.inference.sampling import Sampling
 from popxl_gpt.execution.instances import check_instances, check_same_checkpoint
 from popxl_gpt.execution.variables import write_whole_weights
 from popxl_gpt.utils.errors import UserError
-from popxl_gpt.utils.escaping import as_it_is
+from popxl_gpt.utils.escaping import COMMANDS, as_it_is
 from popxl_gpt.utils.files.bounded import read_bounded
-from popxl_gpt.utils.runtime import gather, runtime_errors_are_told
+from popxl_gpt.utils.runtime import drop_dead_sessions, gather, runtime_errors_are_told
 from popxl_gpt.utils.texts import encoding_problem, several, user_path
 
 if TYPE_CHECKING:
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 
 PROMPT_BYTES = 2**26
 """The bytes of a file with a prompt, at most."""
+CHAT_TOKENS = 512
+"""Tokens of a conversation that there is room for at least, where the model sees as many."""
 
 
 class Trained:
@@ -147,21 +149,27 @@ def generate(
         UserError: something given cannot be used.
         NotFiniteError: weights or logits are not finite.
     """
+    options = GENERATE.chosen(tokens=tokens, samples=samples, stop=[*several(stop)])
+    texts = several(prompts)
+    if system is not None and not chat:
+        raise UserError("system: got it without chat; expected both or none. Give chat=True.")
+    if chat and not texts:
+        raise UserError("chat: got it without prompts; expected messages to answer. Give prompts.")
     saved = find_model(user_path("--checkpoint", checkpoint))
     batch = settings.get("data_parallel", 1)
     GENERATE.check_settings(settings)
     changes = {"global_batch_size": batch, **NO_RAMPUP, **GENERATE.defaults, **settings}
     config = override(saved.config, **changes)
     trained = Trained(saved, config, special_tokens)
-    if system is not None and not chat:
-        raise UserError("system: got it without chat; expected both or none. Give chat=True.")
     if chat:
-        found = [trained.talk(system).ask(text) for text in several(prompts)]
+        found = [trained.talk(system).ask(text) for text in texts]
     else:
-        found = [trained.tokens(text, "prompts") for text in several(prompts)]
+        found = [trained.tokens(text, "prompts") for text in texts]
     found = found or [trained.begin()]
     sampling = sampling or Sampling(seed=config.training.seed)
-    return _write_all(trained, found, tokens, sampling, samples, several(stop), on_text)
+    return _write_all(
+        trained, found, options.tokens, sampling, options.samples, options.stop, on_text
+    )
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -330,7 +338,7 @@ def print_text(text: str) -> None:
     is.
     """
     if sys.stdout.isatty():
-        text = "".join(c if c in "\n\t" or c.isprintable() else "\ufffd" for c in text)
+        text = COMMANDS.sub("\ufffd", text)
     with as_it_is():
         print(text, end="", flush=True)
 
@@ -338,17 +346,25 @@ def print_text(text: str) -> None:
 def chat(trained: Trained, options: Options, sampling: Sampling, is_leader: bool) -> None:
     """Answer lines until there are no more."""
     talk = trained.talk(options.system, options.chat_template)
-    positions = trained.config.model.positions
-    with trained.running(1, positions, options.tokens) as model:
+    positions, tokens = trained.config.model.positions, options.tokens
+    with ExitStack() as running:
+        longest = _longest(0, tokens, positions)
+        model = running.enter_context(trained.running(1, longest, tokens))
         for number, line in enumerate(_lines(is_leader)):
             said = talk.ask(line)
+            if longest < min(len(said), positions):
+                running.close()
+                del model
+                drop_dead_sessions()
+                longest = _longest(len(said), tokens, positions)
+                model = running.enter_context(trained.running(1, longest, tokens))
             show = Printed([""])
             told = (show.add, show.finish) if is_leader else (_ignore, _ignore)
             (answer,) = write(
                 model,
                 trained.tokenizer,
                 [said],
-                options.tokens,
+                tokens,
                 sampling,
                 stop=options.stop,
                 on_text=told[0],
@@ -357,6 +373,14 @@ def chat(trained: Trained, options: Options, sampling: Sampling, is_leader: bool
                 ends=trained.saved.ends,
             )
             talk.answered(answer)
+
+
+def _longest(said: int, tokens: int, positions: int) -> int:
+    """Tokens of a conversation that a model is made for, beside an answer of `tokens`: not many
+    more than were said, for each new token reads all that there is room for.
+    """
+    room = 1 << (max(said, CHAT_TOKENS) + tokens - 1).bit_length()
+    return room - tokens if room < positions else positions
 
 
 def _ignore(*_: Any) -> None:

@@ -17,11 +17,12 @@ Tables = tuple[Tensor, Tensor]
 
 def rotary_tables(model: Model, positions: int, dtype: popxl.dtype) -> Tables:
     """The tables of the positions from 0 on, as constants of the current graph; yarn's are
-    multiplied by its factor.
+    multiplied by its factor. Positions that the model does not have are there for padding.
 
     Source: Su et al. 2021, arXiv:2104.09864, section 3.2.2.
     """
-    angles, factor = np.outer(np.arange(positions), speeds(model, positions)), table_factor(model)
+    turns, factor = speeds(model, min(positions, model.positions)), table_factor(model)
+    angles = np.outer(np.arange(positions), turns)
     sin, cos = np.sin(angles) * factor, np.cos(angles) * factor
     return popxl.constant(sin, dtype, "sin"), popxl.constant(cos, dtype, "cos")
 

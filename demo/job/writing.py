@@ -14,6 +14,10 @@ from popxl_gpt.utils.units import counted
 
 UNFINISHED = "\ufffd"
 """What stands for bytes that are no whole character."""
+CONTEXT, BYTES = 8, 3
+"""Tokens of a prompt that decide how the next ones look, and bytes of a character, each of which
+may be a token, before its last one.
+"""
 NOT_FINITE = -1
 """Stands for a token that cannot be chosen."""
 OnText = Callable[[int, str], None]
@@ -37,7 +41,7 @@ class TextStream:
         self.is_stopped = False
         self._tokenizer, self._stop = tokenizer, stop
         self._tokens = list(prompt)
-        self._context, self._read = max(0, len(self._tokens) - 8), len(self._tokens)
+        self._context, self._read = self._whole_context(), len(self._tokens)
         """The first of the tokens that decide how the next ones look, and the first of these."""
         self._held = ""
         """May be the beginning of a stop."""
@@ -46,7 +50,7 @@ class TextStream:
         """Add a token. Returns the text that is certain now."""
         self._tokens.append(token)
         new = self._new_text()
-        if new.endswith(UNFINISHED):
+        if not new or new.endswith(UNFINISHED):
             return ""
         self._context, self._read = self._read, len(self._tokens)
         return self._give(new)
@@ -54,6 +58,12 @@ class TextStream:
     def end(self) -> str:
         """What is left when no more tokens come."""
         return "" if self.is_stopped else self._give(self._new_text(), is_end=True)
+
+    def _whole_context(self) -> int:
+        """The first of a prompt's last tokens, at the beginning of a character if there is one."""
+        first = max(0, len(self._tokens) - CONTEXT)
+        places = range(first, max(0, first - BYTES) - 1, -1)
+        return min(places, key=lambda n: self._tokenizer.decode(self._tokens[n:]).count(UNFINISHED))
 
     def _new_text(self) -> str:
         before = self._tokenizer.decode(self._tokens[self._context : self._read])

@@ -41,7 +41,8 @@ class CacheSizes:
         prompt = -(-whole // -(-whole // PROMPT_TOKENS))
         columns = -(-whole // prompt) * prompt + tokens
         if longest + tokens > positions:  # prompts are read again, and may be as long as that
-            columns = -(-positions // prompt) * prompt
+            most = -(-positions // prompt) * prompt
+            columns = min(most + tokens, positions + prompt - 1)  # padding, and all positions
         return cls(
             texts=-(-texts // config.execution.data_parallel), prompt=prompt, columns=columns
         )

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from popxl_gpt.config.bounds import Count, PositiveOrZero, Seed, TopP
-from popxl_gpt.config.leaves import leaves
-from popxl_gpt.utils.errors import ConfigError
+from popxl_gpt.config.leaves import checked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,14 +32,8 @@ class Sampling:
     """The seed, which decides what is drawn."""
 
     def __post_init__(self) -> None:
-        problems = []
-        for leaf in leaves(Sampling):
-            try:
-                object.__setattr__(self, leaf.name, leaf.check(getattr(self, leaf.name)))
-            except ValueError as error:
-                problems.append(str(error))
-        if problems:
-            raise ConfigError(problems, "sampling")
+        for name, value in checked(Sampling, vars(self), "sampling").items():
+            object.__setattr__(self, name, value)
 
     def random(self, text: int) -> np.random.Generator:
         """What a text draws from: one number for each token. Texts do not depend on each other."""

@@ -9,12 +9,15 @@ from math import gcd, isfinite
 import numpy as np
 
 from popxl_gpt.config.presets import override
+from popxl_gpt.config.rules import largest_divisor
 from popxl_gpt.config.schema import Config
 from popxl_gpt.execution.host import own_samples
 from popxl_gpt.execution.inference.inference import scoring, token_scores
 from popxl_gpt.execution.variables import write_whole_weights
 from popxl_gpt.utils.errors import NotFiniteError
 
+ROWS = 1024
+"""Tokens that run as one, about: enough for matrix products to be fast."""
 SHORTEST = 32
 """Tokens that the program for the shortest texts takes."""
 Weights = Iterable["tuple[str, np.ndarray]"]
@@ -49,14 +52,17 @@ def score(
     """Score each continuation. All processes of a program must call it, and get the same.
 
     Args:
-        config: of the model, the layout, and about as many tokens at a time as its batch has.
+        config: of the model, the layout, and about as many tokens at a time as its batch has,
+            with `ROWS` in place of a longer sequence; pieces of the head have as many rows.
         weights: the model's whole weights; asked for once for each program.
         on_scored: is told how many more are done.
     Raises:
         NotFiniteError: a likelihood is not finite.
     """
     at_a_time = config.execution.widening * config.execution.micro_batch_size
-    rows = at_a_time * config.model.sequence_length
+    sequence = config.model.sequence_length
+    rows = at_a_time * min(sequence, ROWS)
+    piece = at_a_time * sequence // config.execution.head_serialisation
     result: list[Score] = [Score(0.0, True)] * len(texts)
     for length, numbers in _by_length(texts, config.model.positions):
         each = config.execution.data_parallel
@@ -69,7 +75,7 @@ def score(
             document_attention=False,  # a text is one document
             micro_batch_size=1,
             widening=width,
-            head_serialisation=gcd(width * length, config.execution.head_serialisation),
+            head_serialisation=largest_divisor(width * length, max(1, width * length // piece)),
             global_batch_size=width * each,
         )
         session = scoring(batch)

@@ -123,6 +123,10 @@ def test_texts_by_keys_that_are_kept_have_the_logits_of_the_whole_text(name, lay
     [
         ("rotary, qk_norm, untied head", {}),  # without what convolutions kept
         ("layers of three kinds", {"window": 6, "convolution_size": 3}),  # and rings
+        (
+            "rotary, qk_norm, untied head",  # turns as fast as in the positions it was trained on
+            {"rotary_scaling": "dynamic", "rotary_factor": 2.0, "rotary_original_positions": 16},
+        ),
     ],
 )
 def test_a_text_beyond_the_positions_is_read_again(name, changes, monkeypatch):

@@ -14,9 +14,9 @@ import pytest
 import tfrecord
 import torch
 from safetensors.numpy import load_file
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models
 
-from popxl_gpt.config.presets import from_mapping, preset
+from popxl_gpt.config.presets import build, from_mapping, preset
 from popxl_gpt.config.saving import load
 from popxl_gpt.data.dataset import TokenDataset
 from popxl_gpt.data.in_memory import SyntheticDataset, TokenArray
@@ -265,6 +265,48 @@ def test_pieces_of_the_head_that_do_not_divide_an_evaluations_rows_become_fewer(
     assert math.gcd(rows, 6) == 2
 
 
+@pytest.mark.parametrize(
+    ("given", "pieces"),
+    [
+        ({}, 40),
+        ({"micro_batch_size": 3}, 40),
+        ({"sequence_length": 2048}, 2),
+        ({"sequence_length": 1031}, 1),
+    ],
+)
+def test_logits_of_a_long_sequence_come_in_pieces_of_about_a_thousand_tokens(given, pieces):
+    one = {"data_parallel": 1, "tensor_parallel_1": 1, "tensor_parallel_2": 1}
+    trained = SimpleNamespace(config=preset("tiny", **one, sequence_length=40960))
+    assert build(_sections(trained, given), given).execution.head_serialisation == pieces
+    own = {**given, "head_serialisation": 1}
+    assert build(_sections(trained, own), own).execution.head_serialisation == 1
+
+
+@pytest.mark.slow
+def test_pieces_of_logits_do_not_change_the_loss(folder, monkeypatch):
+    whole = evaluate(folder / "runs/run").measured.loss
+    monkeypatch.setattr("popxl_gpt.demo.evaluate.ROWS", 4)
+    assert evaluate(folder / "runs/run").measured.loss == pytest.approx(whole, rel=1e-6)
+
+
+WRONG = [
+    ({"stride": -3}, "stride: got -3; expected a whole number, at least 1, or none."),
+    ({"stride": 0}, "stride: got 0; expected a whole number, at least 1, or none."),
+    ({"text": ""}, "text: got ['']; expected a list of texts, none of them empty."),
+    ({"sequence_length": 0}, "sequence_length: got 0; expected a whole number, at least 1."),
+    ({"micro_batch_size": 0}, "micro_batch_size: got 0; expected a whole number, at least 1."),
+    ({"widening": "2"}, "widening: got '2'; expected a whole number, at least 1. Write it"),
+    ({"steps": 3}, "steps: unknown setting. Known are precision, "),
+]
+
+
+@pytest.mark.parametrize(("given", "says"), WRONG, ids=[str(given) for given, _ in WRONG])
+def test_python_is_told_of_a_wrong_value_as_the_command_is(folder, given, says):
+    with pytest.raises(UserError) as told:
+        evaluate(folder / "runs/run", **given)
+    assert says in str(told.value)
+
+
 def test_help_names_every_flag_that_is_used_and_no_other(capsys):
     with pytest.raises(SystemExit) as stop:
         main(["--help"])
@@ -331,13 +373,30 @@ def test_one_file_is_given_as_a_text_or_a_path(folder, kind):
     )
 
 
-@pytest.mark.parametrize("text, size", [("cab\n", 4), ("cäb\n", None)])
-def test_bytes_of_text_are_not_known_where_the_tokenizer_lacks_a_character(tmp_path, text, size):
-    (tmp_path / "a.txt").write_text(text, encoding="utf-8")
-    tokenizer = TextTokenizer(character_tokenizer(["abc\n"]))
+LETTERS = {letter: number for number, letter in enumerate("abc\n", start=1)}
+WITH_UNKNOWN = {"<unk>": 0, **LETTERS}
+TOKENIZERS = {
+    # and whether the bytes of a text are known, of which it has every character
+    "characters": (lambda: character_tokenizer(["abc\n"]), True),
+    "unigram": (
+        lambda: Tokenizer(models.Unigram([(t, -1.0) for t in WITH_UNKNOWN], unk_id=0)),
+        True,
+    ),
+    "pairs": (lambda: Tokenizer(models.BPE(WITH_UNKNOWN, [], unk_token="<unk>")), True),
+    "pairs that leave out": (lambda: Tokenizer(models.BPE(LETTERS, [])), False),
+}
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_bytes_of_text_are_not_known_where_the_tokenizer_lacks_a_character(tmp_path, kind):
+    make, is_known = TOKENIZERS[kind]
+    made = make()
+    made.add_special_tokens([END_OF_TEXT])
     options = EvaluateOptions(text=(str(tmp_path),))
-    data, found = open_evaluated(preset("tiny"), options, tokenizer, 8)
-    assert found == size and len(data) == 1
+    for text, size in (("cab\n", 4 if is_known else None), ("cäb\n", None)):
+        (tmp_path / "a.txt").write_text(text, encoding="utf-8")
+        data, found = open_evaluated(preset("tiny"), options, TextTokenizer(made), 8)
+        assert found == size and len(data) == 1
 
 
 def test_text_of_json_is_that_of_its_field_or_the_whole_file(tmp_path, capsys):

@@ -342,3 +342,59 @@ def test_a_chat_template_writes_what_a_model_is_asked_and_every_listed_end_ends_
     (folder / "checkpoints/generation_config.json").write_text(f'{{"eos_token_id": {ends}}}')
     (shorter,) = generate(folder, [first], **greedy)
     assert len(shorter) < len(answer) and answer.startswith(shorter)
+
+
+def test_a_chat_that_outgrows_its_room_goes_on_with_the_same_answers(run, capsys, monkeypatch):
+    made, own, told = [], command.Trained.running, []
+
+    def noted(trained, texts, longest, tokens):
+        made.append(longest)
+        return own(trained, texts, longest, tokens)
+
+    monkeypatch.setattr(command.Trained, "running", noted)
+    for least in (command.CHAT_TOKENS, 4):
+        monkeypatch.setattr(command, "CHAT_TOKENS", least)
+        given = b"the cat\nthe dog sat on\n" * 3
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(given)))
+        told.append(printed(capsys, run, "--chat", "--temperature", 0, "--tokens", 4))
+    assert told[0] == told[1]
+    all_positions, *grown = made
+    assert grown == [4, 28, all_positions] and all_positions == 40
+
+
+def test_a_conversation_has_room_for_what_was_said_and_an_answer_and_for_little_more():
+    for said, tokens in ((1, 200), (824, 200), (825, 200), (5000, 1), (3, 8191)):
+        longest = command._longest(said, tokens, 40_960)
+        assert said <= longest and longest + tokens < 2 * max(said + tokens, 1024)
+    assert command._longest(20_000, 20_000, 40_960) == 40_960
+    assert command._longest(1, 200, 256) == 256
+
+
+def test_a_terminal_gets_characters_of_all_languages_and_no_command(capsys, monkeypatch):
+    text = "a\u00a0b\u202fc\u3000\u0645\u06cc\u200c\u062e \U0001f469\u200d\U0001f4bb\n\t"
+    for is_terminal, shown in ((True, "\ufffd"), (False, "\x1b")):
+        monkeypatch.setattr(sys.stdout, "isatty", lambda is_so=is_terminal: is_so)
+        command.print_text(f"{text}\x1b")
+        assert capsys.readouterr().out == text + shown
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    command.print_text("\r\x7f\x9b\u202e\u2067")
+    assert capsys.readouterr().out == "\ufffd" * 5
+
+
+WRONG = [
+    ({"tokens": 0}, "tokens: got 0; expected a whole number, at least 1."),
+    ({"samples": 0}, "samples: got 0; expected a whole number, at least 1."),
+    ({"stop": ""}, "stop: got ['']; expected a list of texts, none of them empty."),
+    ({"stop": ["a", ""]}, "stop: got ['a', '']; expected a list of texts, none of them empty."),
+    ({"chat": True, "system": "s"}, "chat: got it without prompts; expected messages to answer."),
+    ({"system": "s"}, "system: got it without chat; expected both or none."),
+    ({"data_parallel": 0}, "data_parallel: got 0; expected a whole number, at least 1."),
+    ({"seed": -1}, "seed: got -1; expected a whole number, at least 0"),
+]
+
+
+@pytest.mark.parametrize(("given", "says"), WRONG, ids=[str(given) for given, _ in WRONG])
+def test_python_is_told_of_a_wrong_value_as_the_command_is(run, given, says):
+    with pytest.raises(UserError) as told:
+        generate(run, **given)
+    assert str(told.value).startswith(says)

@@ -134,10 +134,26 @@ def test_a_text_beyond_the_positions_goes_on_from_the_second_half_of_what_was_se
             logits = model.append(tokens)
 
 
+@pytest.mark.slow
+def test_a_text_is_not_read_again_before_it_has_all_positions(monkeypatch):
+    config, reads = small(max_positions=16), []
+    model = started(config, 2, 16, 40)
+    read = model._read
+    monkeypatch.setattr(model, "_read", lambda: reads.append(0) or read())
+    with model.session:
+        model.start([[1, 2, 3], [4]])
+        for _ in range(13):
+            model.append([5, 6])
+        assert len(reads) == 1
+        model.append([5, 6])
+    assert len(reads) == 2
+
+
 def test_prompts_are_read_in_parts_that_are_as_equal_as_can_be():
     config = small(max_positions=1000)
     assert CacheSizes.of(config, 3, 600, 50) == CacheSizes(texts=3, prompt=200, columns=650)
-    assert CacheSizes.of(config, 1, 257, 900) == CacheSizes(texts=1, prompt=129, columns=1032)
+    assert CacheSizes.of(config, 1, 257, 900) == CacheSizes(texts=1, prompt=129, columns=1128)
+    assert CacheSizes.of(config, 1, 1000, 9) == CacheSizes(texts=1, prompt=250, columns=1009)
     assert CacheSizes.of(small(data_parallel=2), 3, 5, 4) == CacheSizes(
         texts=2, prompt=5, columns=9
     )

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from popxl_gpt.config.presets import override
+from popxl_gpt.execution.inference import scoring
 from popxl_gpt.execution.inference.scoring import Continuation, score
 from popxl_gpt.utils.errors import NotFiniteError
 from tests.integration.gpt_oracle import hugging_face, random_weights, small
@@ -72,6 +73,27 @@ def test_a_text_has_its_score_whatever_others_there_are():
     together = score(config, weights.items, texts)[1]
     assert alone.log_likelihood == pytest.approx(together.log_likelihood, rel=1e-6)
     assert score(config, weights.items, []) == []
+
+
+def test_a_long_context_takes_no_more_logits_at_a_time_than_a_short_one(monkeypatch):
+    made, own = [], scoring.scoring
+    monkeypatch.setattr(scoring, "ROWS", 64)
+    monkeypatch.setattr(scoring, "scoring", lambda config: made.append(config) or own(config))
+    config = override(
+        small(max_positions=256, sequence_length=256), global_batch_size=1, head_serialisation=4
+    )
+    weights, generator = random_weights(config.model), np.random.default_rng(3)
+    lengths = (200, *[9] * 5)
+    texts = [Continuation(generator.integers(0, 37, length).tolist(), 3) for length in lengths]
+    found = score(config, weights.items, texts)
+    runs = [(each.model.sequence_length, each.execution) for each in made]
+    assert [(length, e.widening, e.head_serialisation) for length, e in runs] == [
+        (256, 1, 4),
+        (32, 2, 1),
+    ]
+    gpt = hugging_face(config.model, weights)
+    for text, each in zip(texts, found, strict=True):
+        assert each.log_likelihood == pytest.approx(expected(gpt, text, 256)[0], rel=1e-5)
 
 
 def test_a_likelihood_that_is_not_finite_is_no_score():

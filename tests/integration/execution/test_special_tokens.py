@@ -24,6 +24,7 @@ from popxl_gpt.demo.convert import main as convert
 from popxl_gpt.demo.evaluate import evaluate
 from popxl_gpt.demo.generate import generate
 from popxl_gpt.demo.job.text import read_tokenizer
+from popxl_gpt.demo.job.writing import TextStream
 from popxl_gpt.execution.checkpoints.finding import find_trained
 from popxl_gpt.execution.inference.sampling import Sampling
 from popxl_gpt.utils.errors import UserError
@@ -368,3 +369,34 @@ def test_the_end_has_no_bytes_where_it_is_no_special_token():
     made = byte_level([])
     sizes = token_bytes(TextTokenizer(made, end="."))
     assert sizes[made.token_to_id(".")] == 0 and sizes[made.token_to_id(",")] == 1
+
+
+STREAMS = {
+    # a prompt, and what comes after it
+    "characters of bytes": ("ကကကက", "ခ the"),
+    "one byte more": (" ကကကက.", "ခ"),
+    "few tokens": ("က", "ခ"),
+    "what is no character": ("a\ufffdကကကက", "ခ"),
+    "a special token": ("the", "<unk>cat"),
+    "only special tokens": ("", "<s><s>cat"),
+}
+
+
+def llama_whose_bytes_are_text():
+    """As published ones are, whose bytes are no special tokens."""
+    content = json.loads(llama().to_str())
+    content["added_tokens"] = content["added_tokens"][:3]
+    return Tokenizer.from_str(json.dumps(content))
+
+
+@pytest.mark.parametrize("case", STREAMS)
+def test_text_that_comes_token_by_token_is_that_of_all_tokens(case):
+    tokenizer, (prompt, text) = TextTokenizer(llama_whose_bytes_are_text()), STREAMS[case]
+    before = tokenizer.encode_part(prompt)
+    tokens = tokenizer.encode_part(f"{prompt}{text}", special_tokens=True)
+    assert tokens[: len(before)] == before
+    stream = TextStream(tokenizer, before)
+    for token in tokens[len(before) :]:
+        stream.append(token)
+    stream.end()
+    assert prompt + stream.text == tokenizer.decode(tokens)
