@@ -107,6 +107,8 @@ class Needs:
     """What gives that setting a value with which this one has an effect."""
     is_met: Callable[[Any], bool]
     """Whether a value of that setting is such."""
+    effect: str = "does nothing"
+    """What this one does without."""
 
 
 class NoNumbers:

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from popxl_gpt.config.bounds import Count, CountOrZero, Needs, PathText, PositiveOrZero
+from popxl_gpt.config.bounds import Count, CountOrZero, PathText, PositiveOrZero
+from popxl_gpt.config.held_out import VALIDATION
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,9 +27,7 @@ class Checkpoint:
     every_minutes: PositiveOrZero = 30.0
     """Minutes of training after which a checkpoint is due, whatever the step; from half of them on
     a step that is validated is saved; 0: never."""
-    every_validation: Annotated[
-        bool, Needs("validate_every", "--validate_every", lambda value: value > 0)
-    ] = False
+    every_validation: Annotated[bool, VALIDATION] = False
     """Save each step that is validated, too."""
     keep: Count = 2
     """Newest checkpoints that are kept; older ones are deleted, but that with the lowest validation

@@ -15,10 +15,12 @@ from popxl_gpt.config.yaml_files import read_yaml
 from popxl_gpt.utils.errors import ConfigError
 from popxl_gpt.utils.texts import did_you_mean, shown_text
 
+CONSTANT = "training.optimizer.learning_rate.constant"
+"""Graphcore's key that says the schedule, too."""
 TRANSLATED = {
     "checkpoint.steps": "every",
     "training.optimizer.name": "optimizer",
-    "training.optimizer.learning_rate.constant": "learning_rate",
+    CONSTANT: "learning_rate",
     "training.optimizer.learning_rate.function": "schedule",
     "training.optimizer.learning_rate.maximum": "learning_rate",
 }
@@ -73,6 +75,13 @@ def _entry(file: Path, name: str, content: Mapping[str, Any]) -> dict[str, Any]:
     if name in entries:
         return entry_mapping(name, entries, file)
     if not entries:
+        if name not in ("", content.get("name")) and content.keys() & {"name", *SECTIONS}:
+            raise ConfigError(
+                [
+                    f"--config {file}: got {shown_text(name)}; expected no name, for the file is "
+                    f"one configuration. Write --config {file}."
+                ]
+            )
         return dict(content)  # whose keys are refused one by one
     got = shown_text(name) if name else f"a file of {len(entries)} configurations"
     hint = did_you_mean(name, dict.fromkeys(entries), listed=True) if name else ""
@@ -107,7 +116,10 @@ def _translated(file: Path, content: Mapping[str, Any]) -> dict[str, Any]:
     known = {leaf.name: leaf for leaf in leaves()}
     sections: dict[str, Any] = {"name": content["name"]} if "name" in content else {}
     problems, ignored = [], []
-    for path, value in _settings(content):
+    found = dict(_settings(content))
+    if CONSTANT in found:
+        found = {"training.schedule": "constant", **found}
+    for path, value in found.items():
         last = path.rpartition(".")[2]
         ours = TRANSLATED.get(path) or SAME.get(last) or last
         if path == "name":

@@ -1,9 +1,11 @@
 """Settings: where the tokens come from."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Annotated
 
 from popxl_gpt.config.bounds import Count, PathText
+from popxl_gpt.config.held_out import VALIDATION
 from popxl_gpt.config.rules import rule
 from popxl_gpt.utils.texts import shown_text
 
@@ -21,7 +23,9 @@ class Data:
     """Data to train on in place of input_files, as FOLDER=WEIGHT: a folder that data/prepare.py
     made, or a glob pattern of TFRecord files, and how much of the samples is of it.
     """
-    validation_files: tuple[PathText, ...] = ()
+    validation_files: Annotated[
+        tuple[PathText, ...], replace(VALIDATION, effect="validates nothing")
+    ] = ()
     """TFRecord files to validate on, as paths or glob patterns."""
     train_samples: Count | None = None
     """Samples of input_files that are trained on, the first ones, over and over, to overfit on

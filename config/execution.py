@@ -14,7 +14,7 @@ from popxl_gpt.config.bounds import (
     PathText,
     SameNumbers,
 )
-from popxl_gpt.config.rules import multiple_of, rule
+from popxl_gpt.config.rules import multiple_of, remainder, rule
 
 DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,9})?")
 
@@ -104,7 +104,13 @@ class Execution:
 
 
 CALLS = (
-    multiple_of("steps", "device_iterations"),
+    rule(
+        lambda steps, device_iterations, *, epochs, minutes: (
+            epochs is None  # the data, or the clock, say how many steps there are
+            and minutes is None
+            and remainder("steps", steps, "device_iterations", device_iterations)
+        )
+    ),
     multiple_of("validate_every", "device_iterations"),
     multiple_of("norms_every", "device_iterations"),
     multiple_of("every", "device_iterations"),

@@ -1,10 +1,12 @@
 """Settings: validation on data that are held out."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from popxl_gpt.config.bounds import Count, CountOrZero, SameNumbers
+from popxl_gpt.config.bounds import Count, CountOrZero, Needs, SameNumbers
 from popxl_gpt.config.rules import rule
+
+VALIDATION = Needs("validate_every", "--validate_every", lambda value: value > 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,7 +15,7 @@ class HeldOut:
 
     validate_every: SameNumbers[CountOrZero] = 0
     """Steps between validations; 0: never."""
-    validation_batches: SameNumbers[Count | Literal["all"]] = 8
+    validation_batches: SameNumbers[Annotated[Count | Literal["all"], VALIDATION]] = 8
     """Global batches per validation, always the same ones, of samples spread over all of the
     validation data; all: every token once. Data that fit into them are read whole.
     """

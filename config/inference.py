@@ -5,6 +5,7 @@ from math import gcd
 from typing import Annotated
 
 from popxl_gpt.config.bounds import Count, Largest, ObjectCount, SameNumbers
+from popxl_gpt.config.held_out import VALIDATION
 from popxl_gpt.config.rules import rule
 
 
@@ -18,11 +19,15 @@ class Inference:
     """Replicas that see different sequences; in a run of several processes as many as in
     training.
     """
-    inference_micro_batch_size: SameNumbers[Count | None] = None
+    inference_micro_batch_size: SameNumbers[Annotated[Count | None, VALIDATION]] = None
     """Sequences per replica and run of a layer, of validation."""
-    inference_device_iterations: SameNumbers[Annotated[Count | None, Largest(2**20)]] = None
+    inference_device_iterations: SameNumbers[
+        Annotated[Count | None, Largest(2**20), VALIDATION]
+    ] = None
     """Global batches of validation per call of the session."""
-    inference_head_serialisation: SameNumbers[Annotated[Count | None, Largest(2**10)]] = None
+    inference_head_serialisation: SameNumbers[
+        Annotated[Count | None, Largest(2**10), VALIDATION]
+    ] = None
     """Pieces that the rows of a run of the head are cut into, of validation."""
 
 

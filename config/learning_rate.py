@@ -113,9 +113,10 @@ RULES = (
         )
     ),
     rule(
-        lambda decay_steps, steps, warmup_steps, *, schedule, minutes: (
+        lambda decay_steps, steps, warmup_steps, *, schedule, epochs, minutes: (
             decay_steps is not None
             and schedule == "wsd"
+            and epochs is None  # the data say how many steps there are
             and minutes is None
             and decay_steps > max(0, steps - warmup_steps)
             and f"decay_steps: got {decay_steps}; expected at most steps - warmup_steps = "

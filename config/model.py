@@ -24,14 +24,14 @@ ARCHITECTURE = (
     "rotary_slow_turns", "rotary_fast_turns", "rotary_attention_factor", "token_shift", "qk_norm",
     "bigram_rows", "value_embeddings", "activation", "biases", "tied_head", "logit_softcap",
     "convolution_size", "norm_placement", "zero_centered_gains", "qk_norm_over", "rotary_fraction",
-    "embedding_scale", "parallel_branches", "window", "sliding_rotary_base",
-    "sliding_rotary_scaling", "score_softcap",
+    "embedding_scale", "parallel_branches", "sliding_rotary_base", "sliding_rotary_scaling",
+    "score_softcap",
 )  # fmt: skip
 """Settings of the model that weights are for; beside them those of `BY_DEFAULT`."""
 BY_DEFAULT = {
     "key_value_heads": "key_value", "feed_forward_size": "feed_forward",
     "head_size": "head_width", "qkv_biases": "has_qkv_biases", "layer_pattern": "kinds",
-    "attention_scale": "score_scale",
+    "attention_scale": "score_scale", "window": "sliding_window",
 }  # fmt: skip
 """Settings that weights are for and that may be none, and what of a model tells them then."""
 
@@ -44,7 +44,7 @@ def turning(head_size: int, fraction: float) -> int:
 def _pairs_problem(head_size: int, fraction: float) -> str | None:
     """The problem of a share of a head's features that is no number of pairs."""
     features = turning(head_size, fraction)
-    if features and features % 2 == 0:
+    if head_size == 0 or (features and features % 2 == 0):
         return None
     fitting = min(1, (max(2, features - 1) + 0.5) / head_size)
     return (
@@ -239,7 +239,7 @@ class Model:
         """The model whose layers are all of one kind, and multiply numbers of the precision."""
         wide = self if self.products == "precision" else replace(self, products="precision")
         if {*self.kinds} == {FULL}:
-            return wide
+            return replace(wide, window=None)
         pattern = (kind,)
         if kind != SLIDING:
             return replace(wide, layer_pattern=pattern, window=None)
@@ -258,6 +258,11 @@ class Model:
         inner = {kind: replace(model, products=self.products) for kind, model in wide.items()}
         last = self.layers - 1
         return tuple((inner if 0 < n < last else wide)[k] for n, k in enumerate(self.kinds))
+
+    @property
+    def sliding_window(self) -> int | None:
+        """Tokens that each token of a sliding layer sees; none where no layer is sliding."""
+        return self.window if SLIDING in self.kinds else None
 
     @property
     def positions(self) -> int:
@@ -447,6 +452,16 @@ RULES = (
         )
     ),
     rule(
+        lambda sliding_rotary_base, *, rotary_scaling, sliding_rotary_scaling: (
+            sliding_rotary_base is not None
+            and rotary_scaling == "yarn"
+            and sliding_rotary_scaling
+            and sliding_rotary_base <= 1
+            and f"sliding_rotary_base: got {sliding_rotary_base:g} with rotary_scaling yarn; "
+            "expected more than 1, as 10000 is. Raise it, or use --sliding_rotary_scaling false."
+        )
+    ),
+    rule(
         lambda rotary_scaling, hidden_size, heads, head_size, *, rotary_fraction: (
             rotary_scaling == "dynamic"
             and turning(head_size or hidden_size // heads, rotary_fraction) <= 2
@@ -455,7 +470,14 @@ RULES = (
         )
     ),
     multiple_of("hidden_size", "tensor_parallel_2"),
-    multiple_of("feed_forward_size", "tensor_parallel_1"),
+    rule(
+        lambda feed_forward_size, tensor_parallel_1, hidden_size, *, head_size: remainder(
+            "feed_forward_size",
+            feed_forward_size or (head_size and 4 * hidden_size),  # else heads divide it
+            "tensor_parallel_1",
+            tensor_parallel_1,
+        )
+    ),
     multiple_of("sequence_length", "attention_serialisation"),
     rule(
         lambda sequence_length, max_positions: (

@@ -5,6 +5,9 @@ from collections.abc import Set
 from popxl_gpt.config.leaves import flatten, leaves, shown
 from popxl_gpt.config.schema import Config
 
+OF_REPLICAS = ("replicated_tensor_sharding", "check_replicas")
+"""Settings of what several replicas hold."""
+
 
 def without_partner(config: Config, given: Set[str]) -> list[str]:
     """What to tell of flags that do nothing.
@@ -14,17 +17,18 @@ def without_partner(config: Config, given: Set[str]) -> list[str]:
     """
     values = flatten(config)
     told = [
-        f"--{leaf.name}: got {shown(values[leaf.name])}, which does nothing with {needs.name} "
-        f"{shown(values[needs.name])}. Give {needs.flag}, or leave it out."
+        f"--{leaf.name}: got {shown(values[leaf.name])}, which {needs.effect} with "
+        f"{needs.name} {shown(values[needs.name])}. Give {needs.flag}, or leave it out."
         for leaf in leaves()
         if leaf.name in given
         and (needs := leaf.needs) is not None
         and not needs.is_met(values[needs.name])
     ]
-    sharding = "replicated_tensor_sharding"
-    if sharding in given and values[sharding] and config.execution.replication_factor == 1:
-        told.append(
-            f"--{sharding}: got true, which does nothing with one replica. Give more replicas, or "
-            "leave it out."
-        )
+    if config.execution.replication_factor == 1:
+        told += [
+            f"--{name}: got {shown(values[name])}, which does nothing with one replica. Give more "
+            "replicas, or leave it out."
+            for name in OF_REPLICAS
+            if name in given and values[name]
+        ]
     return told

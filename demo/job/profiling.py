@@ -11,6 +11,14 @@ from popxl_gpt.execution.reports.profile.report import FILES, WARM_UP, StepProfi
 from popxl_gpt.utils.files.whole import write_whole
 
 
+@contextmanager
+def _recorded(run: RunState, profiler: StepProfiler, is_last: bool) -> Iterator[None]:
+    """A block around a call that is recorded. What is shown of it is no part of the next step."""
+    with ExitStack() as shown, line_away(), profiler.around(run.session, is_last):
+        yield
+        shown.enter_context(run.aside())
+
+
 class Profiling(Part):
     """Records calls until there is a profile."""
 
@@ -31,7 +39,7 @@ class Profiling(Part):
         if self._profiler.is_done:
             yield
             return
-        with line_away(), self._profiler.around(self.run.session, call.is_last):
+        with _recorded(self.run, self._profiler, call.is_last):
             yield
 
     def stage_begins(self) -> None:
@@ -70,9 +78,8 @@ class RegularProfiles(Part):
             folder.mkdir(parents=True, exist_ok=True)
         if self._profiler is None:
             self._profiler = StepProfiler(run.stage, self._options, folder, self._itself)
-        with ExitStack() as shown, line_away(), self._profiler.around(run.session, is_due):
+        with _recorded(run, self._profiler, is_due):
             yield
-            shown.enter_context(run.aside())  # what comes now is no part of the next step
         if not is_due:
             return
         self._profiler = None

@@ -93,15 +93,18 @@ class WandbLog:
                 id=self._id(),
                 resume="allow",
             )
-            run.define_metric("validation_loss", summary="min")
-            run.define_metric("tokens", summary="max")
+            # wandb's own steps only grow: a run that goes on would lose those that it repeats
+            run.define_metric("step")
+            run.define_metric("*", step_metric="step")
+            run.define_metric("validation_loss", step_metric="step", summary="min")
+            run.define_metric("tokens", step_metric="step", summary="max")
             while (values := self._queue.get()) is not None:
                 told = {key: value for key, value in values.items() if value is not None}
                 for key, value in told.items():
                     if isinstance(value, Distribution):
                         bars = np.asarray(value.counts), np.asarray(value.edges)
                         told[key] = wandb.Histogram(np_histogram=bars)
-                run.log(told, step=values["step"])
+                run.log(told)
             if self._samples:
                 names: list[str | int] = ["step", "prompt", "text"]
                 run.log({"samples": wandb.Table(names, [list(row) for row in self._samples])})

@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -48,21 +49,24 @@ def flops_per_token(model: Model) -> float:
 
     Counted in the program of the forward pass, attention as if not causal.
     """
-    few = replace(model, layers=1, attention_serialisation=1, dropout=0.0)
-    per_kind = _forward_flops(few)
-    forward = sum(
-        flops * (model.layers if phase.startswith("decoder") else 1)
-        for phase, flops in per_kind.items()
-    )
+    plain = replace(model, attention_serialisation=1, dropout=0.0)
+    kinds = Counter(model.kinds)
+    found = {kind: _forward_flops(replace(plain.of_kind(kind), layers=1)) for kind in kinds}
+    forward = sum(count * found[kind][0] for kind, count in kinds.items())
+    forward += found[model.kinds[0]][1]
     backward = FROZEN_BACKWARD if model.lora_rank else BACKWARD
     return (1 + backward) * forward / model.sequence_length
 
 
 @functools.lru_cache(maxsize=16)
-def _forward_flops(model: Model) -> "dict[str, int]":
-    """Operations of each phase of one sequence's forward pass, each of which runs once."""
+def _forward_flops(model: Model) -> "tuple[int, int]":
+    """Operations of one sequence's forward pass through a model of one block: the block's, and the
+    others.
+    """
     phases = forward_program(model).main_graph.called_graphs
-    return {phase.name: _products(addons.evaluate_FLOPs(phase)) for phase in phases}
+    flops = {phase.name: _products(addons.evaluate_FLOPs(phase)) for phase in phases}
+    block = sum(count for name, count in flops.items() if name.startswith("decoder"))
+    return block, sum(flops.values()) - block
 
 
 def _products(work: "Mapping[str, Any]") -> int:

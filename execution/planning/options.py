@@ -1,8 +1,9 @@
 """The flags that ask for a plan or a profile, and say which machine it is set beside."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from popxl_gpt.config.bounds import Count, PathText, Positive
+from popxl_gpt.config.bounds import PathText, Positive, Range
 from popxl_gpt.utils.errors import ConfigError
 
 USED_BY = {
@@ -34,7 +35,7 @@ class PlanOptions:
     """
     auto_seconds: Positive | None = None
     """Seconds of that search after which no further trial begins; none: 60."""
-    devices: tuple[Count, ...] = ()
+    devices: tuple[Annotated[int, Range(low=1, high=2**16)], ...] = ()
     """Plan every layout over so many devices, print the five fastest, with --device_memory of those
     that fit, and the fastest one's plan. Of several numbers, print what the fastest layout over
     each takes. None: the layout that is given.

@@ -24,8 +24,10 @@ from popxl_gpt.utils.runtime import drop_dead_sessions, gather
 Program = Callable[[Config], addons.TaskSession]
 """Makes a session of a configuration's training program."""
 Clock = Callable[[], float]
-DEPTHS = (1, 2)
-"""Layers of the trials of a deeper model."""
+DEPTHS: "dict[str, tuple[int, ...]]" = {"precision": (1, 2), "fp8": (3, 4)}
+"""Layers of the trials of a deeper model, by its products: fp8 is what blocks multiply between the
+first and the last one.
+"""
 RUNS = (1, 2)
 """Runs of a phase in the trials of a batch of more."""
 WHOLE_SECONDS = 2.0
@@ -66,18 +68,20 @@ class Trials:
         if seconds <= WHOLE_SECONDS:
             return self._measured(config, config.model.layers, runs)
         keeping = override(recomputing, recomputation=False)
-        once, again = (self._measured(each, 1, 1) for each in (keeping, recomputing))
+        few = DEPTHS[config.model.products][0]
+        once, again = (self._measured(each, few, 1) for each in (keeping, recomputing))
         none, *_, every = levels(recomputing)
         saved = sum(
             len(some.layers) * (none.flops - some.level.flops) for some in stretches(config)
         )
         blocks = saved / (none.flops - every.flops)
-        return seconds - blocks * runs * max(0.0, again - once)
+        return seconds - blocks * runs * max(0.0, again - once) / few
 
     def _of_equal_blocks(self, config: Config) -> float:
         """`seconds` of a model all of whose blocks keep their activations, or none does."""
         layers, runs = config.model.layers, config.runs_per_step
-        depths = DEPTHS if layers > DEPTHS[-1] else (layers,)
+        depths = DEPTHS[config.model.products]
+        depths = depths if layers > depths[-1] else (layers,)
         at_once = runs if runs <= RUNS[-1] else RUNS[0]
         first = self._measured(config, depths[0], at_once)
         if (layers, runs) == (depths[0], at_once):

@@ -4,7 +4,7 @@ import pytest
 
 from popxl_gpt.config.leaves import leaves
 from popxl_gpt.config.partners import without_partner
-from popxl_gpt.config.presets import preset
+from popxl_gpt.config.presets import override, preset
 
 PARTNERS = {leaf.name: leaf.needs for leaf in leaves() if leaf.needs is not None}
 NAMES = [*PARTNERS]
@@ -47,3 +47,26 @@ def test_flags_whose_partner_is_there_are_not_told():
 def test_partners_are_settings(name):
     assert PARTNERS[name].name in {leaf.name for leaf in leaves()}
     assert PARTNERS[name].flag.split()[0] == f"--{PARTNERS[name].name}"
+
+
+def test_files_that_no_step_is_validated_on_are_told_and_checks_of_one_replica():
+    files = {"input_files": ("a",), "validation_files": ("b", "c")}
+    given = {"validation_files", "check_replicas"}
+    one = {"data_parallel": 1, "tensor_parallel_1": 1, "tensor_parallel_2": 1}
+    alone = preset("tiny", check_replicas=2, **one, **files)
+    assert without_partner(alone, given) == [
+        "--validation_files: got b c, which validates nothing with validate_every 0. Give "
+        "--validate_every, or leave it out.",
+        "--check_replicas: got 2, which does nothing with one replica. Give more replicas, or "
+        "leave it out.",
+    ]
+    assert without_partner(override(alone, validate_every=5, data_parallel=2), given) == []
+
+
+@pytest.mark.parametrize(
+    "pattern, windows",
+    [((), [None] * 3), (("full",), [None] * 3), (("full", "sliding"), [None, 4, None])],
+)
+def test_a_window_is_of_sliding_layers_alone(pattern, windows):
+    model = preset("tiny", layers=3, layer_pattern=pattern, window=4).model
+    assert [block.window for block in model.blocks] == windows

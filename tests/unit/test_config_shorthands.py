@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from math import ceil
 
 import pytest
@@ -237,6 +238,8 @@ def test_a_file_of_graphcores_application_is_translated(tmp_path, capsys):
     assert (large.model.layers, large.model.heads, large.model.vocabulary_size) == (6, 8, 100)
     assert (large.training.learning_rate, large.training.beta1) == (1e-3, 0.7)
     assert (large.training.epochs, large.training.warmup_proportion) == (3, 0.1)
+    file.write_text(GRAPHCORE.replace("function: linear, maximum", "constant"))
+    assert parse(f"--config {file}:small").training == replace(found.training, schedule="constant")
 
 
 @pytest.mark.parametrize(
@@ -250,6 +253,11 @@ def test_a_file_of_graphcores_application_is_translated(tmp_path, capsys):
         (("", ""), ":lrge", "expected the name of one. Did you mean 'large'?"),
         (("*rate", "*rates"), ":small", "got the alias *rates; expected one of a value before"),
         (("maximum:", "constant: 1, maximum:"), ":small", "maximum: got a second learning_rate"),
+        (
+            ("function: linear, maximum", "function: linear, constant"),
+            ":small",
+            "function: got a second schedule",
+        ),
         (("large:", "175:"), ":175", "got a configuration of the name 175; expected text."),
         (("large:", "small:"), ":small", "got several configurations of the name small"),
     ],
@@ -268,6 +276,16 @@ def test_a_file_of_several_configurations_of_ours_is_read_by_name(tmp_path):
     )
     found = parse(f"--config {file}:wide")
     assert (found.name, found.model.layers, found.model.hidden_size) == ("wide", 3, 96)
+
+
+def test_a_file_of_one_configuration_has_that_name_alone(tmp_path):
+    file = tmp_path / "mine.yml"
+    file.write_text("name: mine\nmodel: {layers: 3, hidden_size: 48, heads: 4}\n")
+    assert parse(f"--config {file}:mine") == parse(f"--config {file}")
+    assert problems(f"--config {file}:wide") == (
+        f"--config {file}: got 'wide'; expected no name, for the file is one configuration. Write "
+        f"--config {file}."
+    )
 
 
 @pytest.mark.parametrize(

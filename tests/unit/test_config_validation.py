@@ -2,7 +2,7 @@
 
 import pytest
 
-from popxl_gpt.config.presets import from_mapping, preset
+from popxl_gpt.config.presets import from_mapping, override, preset
 from popxl_gpt.config.schema import Config, Model, Training
 from popxl_gpt.config.validation import validate
 from popxl_gpt.utils.errors import ConfigError
@@ -158,6 +158,21 @@ REFUSALS = [
     ),
     (
         {
+            "rotary_scaling": "yarn",
+            "position_embedding": "rotary",
+            "rotary_original_positions": 8,
+            "layer_pattern": ("sliding", "full"),
+            "window": 4,
+            "sliding_rotary_base": 1.0,
+        },
+        "sliding_rotary_base: got 1 with rotary_scaling yarn; expected more than 1, as 10000 is. Raise it, or",
+    ),
+    (
+        {"hidden_size": 2, "rotary_fraction": 0.5},
+        "hidden_size: got 2; expected a multiple of heads = 4. Use 4, or change heads.",
+    ),
+    (
+        {
             "rotary_scaling": "dynamic",
             "position_embedding": "rotary",
             "rotary_original_positions": 8,
@@ -177,6 +192,16 @@ REFUSALS = [
     (
         {"feed_forward_size": 66, "tensor_parallel_1": 4},
         "feed_forward_size: got 66; expected a multiple of tensor_parallel_1 = 4. Use tensor_parallel_1 = 3, or",
+    ),
+    (
+        {
+            "hidden_size": 9,
+            "head_size": 4,
+            "heads": 8,
+            "tensor_parallel_1": 8,
+            "tensor_parallel_2": 1,
+        },
+        "feed_forward_size: got 36; expected a multiple of tensor_parallel_1 = 8. Use tensor_parallel_1 = 6, or",
     ),
     (
         {
@@ -345,6 +370,31 @@ def test_refusals_say_what_was_given_expected_and_how_to_fix_it(values, words):
         preset("tiny", **values)
     assert words in str(caught.value)
     assert len(caught.value.problems) == 1, "one mistake is one problem"
+
+
+@pytest.mark.parametrize(
+    "values, words",
+    [
+        (
+            {"device_iterations": 3},
+            "steps: got 20; expected a multiple of device_iterations = 3. Use 18 or 21",
+        ),
+        (
+            {"schedule": "wsd", "decay_steps": 30},
+            "decay_steps: got 30; expected at most steps - warmup_steps = 20. Lower it.",
+        ),
+    ],
+)
+def test_steps_are_checked_once_the_data_say_how_many_there_are(values, words):
+    waiting = preset("tiny", epochs=1.0, **values)
+    assert override(waiting, steps=60).training.steps == 60
+    with pytest.raises(ConfigError) as caught:
+        override(waiting, steps=20)
+    assert len(caught.value.problems) == 1 and words in str(caught.value)
+
+
+def test_a_run_that_the_clock_ends_may_have_calls_of_any_number_of_steps():
+    validate(preset("tiny", minutes=1.0, schedule="wsd", device_iterations=3))
 
 
 SLIPS = [

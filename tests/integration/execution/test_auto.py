@@ -182,32 +182,38 @@ class Linear:
         )
 
 
-def test_a_time_that_is_linear_in_layers_and_runs_is_predicted_exactly(monkeypatch):
+@pytest.mark.parametrize("products, first", [("precision", 1), ("fp8", 3)])
+def test_a_time_that_is_linear_in_layers_and_runs_is_predicted_exactly(
+    products, first, monkeypatch
+):
     program = Linear(monkeypatch)
-    for layers in (1, 2, 7):
+    for layers in (first, first + 1, 7):
         trials = trial.Trials(pretraining, time.perf_counter)
         for sequences in (1, 2, 8):
-            config = small(layers=layers, micro_batch_size=sequences)
+            config = small(layers=layers, micro_batch_size=sequences, products=products)
             assert trials.seconds(config) == pytest.approx(Linear.exact(config), rel=1e-12)
-    assert max(layers for layers, _ in program.made) == 2
+    assert {layers for layers, _ in program.made} == {first, first + 1}
     # of a layout the update alone is found once
-    assert program.made.count((1, 2)) == 2 and program.made.count((2, 2)) == 2
+    assert program.made.count((first, 2)) == 2 and program.made.count((first + 1, 2)) == 2
 
 
-def test_what_blocks_keep_saves_its_share_of_what_a_trial_of_one_that_keeps_all_saves(monkeypatch):
+@pytest.mark.parametrize("kind, few", [("precision", 1), ("fp8", 3)])
+def test_what_blocks_keep_saves_its_share_of_what_a_trial_of_some_that_keep_all_saves(
+    kind, few, monkeypatch
+):
     program = Linear(monkeypatch)
-    config = small(layers=24, hidden_size=64)
+    config = small(layers=24, hidden_size=64, products=kind)
     none, *_, products, every = levels(config)
     some = override(config, activation_memory=24 * products.kept_bytes)
     share = (none.flops - products.flops) / (none.flops - every.flops)
     assert 0.5 < share < 1
     keeping = override(config, recomputation=False)
     trials = trial.Trials(pretraining, time.perf_counter)
-    one = [override(each, layers=1) for each in (config, keeping)]
+    one = [override(each, layers=few) for each in (config, keeping)]
     saved = program.exact(override(one[0], global_batch_size=1)) - program.exact(
         override(one[1], global_batch_size=1)
     )
-    expected = program.exact(config) - 24 * share * config.runs_per_phase * saved
+    expected = program.exact(config) - 24 * share * config.runs_per_phase * saved / few
     assert trials.seconds(some) == pytest.approx(expected)
 
 

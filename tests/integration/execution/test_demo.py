@@ -20,6 +20,7 @@ from popxl_gpt.config.saving import load
 from popxl_gpt.data import example
 from popxl_gpt.data.records import RecordWriter
 from popxl_gpt.data.tokenisation import train_tokenizer
+from popxl_gpt.demo.job.part import Distribution
 from popxl_gpt.demo.job.run_folder import claimed
 from popxl_gpt.demo.job.text import whole_lines
 from popxl_gpt.demo.job.wandb_log import QUEUE, WandbLog
@@ -219,10 +220,26 @@ def test_wandb_has_all_of_a_run_also_of_one_that_goes_on(folder, tmp_path):
     assert list(run.tags) == ["one", "two"] and run.run_id == number
     assert told["model"]["vocabulary_size"] == 270 and "torch" in told["versions"]
     steps = [s for path in (first, second) for s in history_of(records_of(path), "step")]
-    assert steps == list(range(1, 21))
+    assert steps == [*range(1, 11), 10, *range(11, 21), 20]  # a table has a row of its own
     assert history_of(records, "tokens")[:2] == [128, 256]
     tables = list((tmp_path / "run/wandb").glob("offline-run-*/files/media/table/samples*.json"))
     assert len(tables) == 2 and json.loads(tables[0].read_text())["columns"][2] == "text"
+
+
+@pytest.mark.slow
+def test_wandb_keeps_steps_that_a_run_repeats(monkeypatch, tmp_path):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    log = WandbLog(preset("tiny"), tmp_path)
+    for step in (1, 2, 3, 2, 3):
+        log.log({"step": step, "loss": float(step)})
+    log.log_histograms(2, {"weights/head/weight": Distribution(0.5, 1)})
+    log.close()
+    (file,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
+    records = records_of(file)
+    assert history_of(records, "step") == [1, 2, 3, 2, 3, 2]
+    assert history_of(records, "loss") == [1, 2, 3, 2, 3]
+    axes = {r.metric.glob_name: r.metric.step_metric for r in records if r.HasField("metric")}
+    assert axes["*"] == "step"
 
 
 def records_of(path: Path) -> "list[Any]":

@@ -44,3 +44,14 @@ def test_work_does_not_depend_on_dropout_or_precision():
     model = small().model
     other = dataclasses.replace(model, dropout=0.1, precision="bfloat16")
     assert flops_per_token(other) == flops_per_token(model)
+
+
+def test_attention_counts_as_many_keys_as_each_layer_sees():
+    changes = {"window": 3, "position_embedding": "rotary"}
+    full, mixed = (
+        small(layers=5, layer_pattern=pattern, **changes).model
+        for pattern in (("full",), ("sliding", "full", "nope"))
+    )
+    hidden = full.sequence_length - 3
+    saved = 12 * 2 * full.heads * full.head_width * hidden  # of two layers
+    assert flops_per_token(full) - flops_per_token(mixed) == saved

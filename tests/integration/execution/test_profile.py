@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -288,6 +289,17 @@ def test_training_with_a_profile_gives_the_run_without_it_bitwise(tmp_path, caps
     assert "step 2/5 " in before and "step 3/5 " not in before
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [("--profile",), ("--profile_every", 3)], ids=str)
+def test_what_is_shown_of_a_profile_is_no_part_of_a_step(flags, tmp_path, monkeypatch):
+    show = StepProfiler._show
+    monkeypatch.setattr(StepProfiler, "_show", lambda *given: [time.sleep(3), show(*given)])
+    alone = [word for name, count in ALONE.items() for word in (f"--{name}", count)]
+    run_job("--config", "tiny", "--steps", 5, *alone, "--run_folder", tmp_path, *flags)
+    lines = (tmp_path / "tiny/metrics.jsonl").read_text().splitlines()
+    assert max(json.loads(line)["step_seconds"] for line in lines[1:]) < 3
+
+
 @pytest.mark.multi
 def test_the_benchmark_profiles_a_run_of_its_own(tmp_path):
     flags = ("--config", "tiny", "--profile", "--measured_runs", "1", "--unmeasured_runs", "0")
@@ -356,6 +368,10 @@ def test_processes_leave_one_timeline_of_all_replicas(tmp_path):
             "--device_tflops: got a value without --plan or --profile;",
         ),
         (["--profile", "--link_gbps", "1"], "--link_gbps: got a value without --plan; expected"),
+        (
+            ["--plan", "--devices", "8", "65537"],
+            "--devices: got 65537; expected a whole number, at least 1 and at most 65536.",
+        ),
         (
             ["--profile", "--plan"],
             "--profile: got it with --plan, which runs nothing; expected one of them",
