@@ -15,15 +15,19 @@ import pytest
 LONG = 60
 """Seconds of all tests together, from which on it is told which files take them."""
 
+PLAIN = {signal.SIGINT: signal.default_int_handler, signal.SIGQUIT: signal.SIG_DFL}
+"""What Python does at these signals where nobody has them ignored."""
+
 os.environ.setdefault("POPXL_VERIFY", "1")  # every program of every test, after every pass
 
 
 def pytest_configure() -> None:
-    """Let what tests start hear Ctrl-C: what a shell starts in the background ignores it, as does
-    all that it starts in turn.
+    """Let what tests start hear Ctrl-C and SIGQUIT: what a shell starts in the background ignores
+    them, as does all that it starts in turn.
     """
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number, handler in PLAIN.items():
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,6 +1,7 @@
 """Signals: those that end a run, and the one that asks for a checkpoint."""
 
 import logging
+import os
 import signal
 import sys
 import time
@@ -13,6 +14,10 @@ import popdist
 ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 """The signals that end the process with 128 + their number: at once while nothing would be saved,
 else after the present step, which is saved.
+"""
+KEPT = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
+"""The signals that stay ignored where they were when the process was started: under nohup, and in
+the background of a shell without job control.
 """
 AGAIN = (signal.SIGINT, signal.SIGTERM)
 """The signals that end it at once where one of `ENDING` came before."""
@@ -40,8 +45,8 @@ class Interruption:
 
     def __enter__(self) -> "Interruption":
         for number in (*ENDING, SAVING):
-            if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
-                continue  # as under nohup
+            if number in KEPT and signal.getsignal(number) is signal.SIG_IGN:
+                continue
             self._before[number] = signal.signal(number, self._hear)
         return self
 
@@ -69,7 +74,7 @@ class Interruption:
         elif (
             number in AGAIN
             and time.monotonic() - self._since >= AGAIN_SECONDS
-            and not popdist.isPopdistEnvSet()  # launchers see to that themselves
+            and not _is_launched()  # launchers see to that themselves
         ):
             _end(number)
 
@@ -82,6 +87,12 @@ class Interruption:
 def first(signals: "Sequence[int | None]") -> int | None:
     """The signal of the first process that got one."""
     return next((number for number in signals if number is not None), None)
+
+
+def _is_launched() -> bool:
+    """Whether a launcher watches this process: not where somebody has set its variables by hand."""
+    is_ours = "POPDIST_RENDEZVOUS" in os.environ or "TORCHELASTIC_RUN_ID" in os.environ
+    return is_ours or (popdist.isPopdistEnvSet() and "RANK" not in os.environ)
 
 
 def _end(number: int) -> None:

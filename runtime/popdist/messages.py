@@ -17,7 +17,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from poprun.deadline import SLICE_SECONDS, Deadline
 
@@ -34,6 +34,7 @@ less often.
 BUFFERS = 16
 """Buffers given to the system at once."""
 CLOSED = "Connection closed by peer"
+Queued = TypeVar("Queued")
 
 
 class TransferError(RuntimeError):
@@ -59,7 +60,10 @@ class Transfer:
 
 
 class Link:
-    """This process's end of the connection with another."""
+    """This process's end of the connection with another.
+
+    A tag has a queue only while something is in it, since there are ever new ones.
+    """
 
     def __init__(self, connection: socket.socket):
         connection.setblocking(False)
@@ -110,7 +114,7 @@ class Link:
             if kind == CLEAR:
                 self.ready[tag].append(size)
                 self._match(tag)
-            elif kind == WHOLE and self.receives[tag]:
+            elif kind == WHOLE and tag in self.receives:
                 transfer = self._receiver(tag, size)
                 yield transfer.data, transfer
             elif kind == WHOLE and 0 < size <= SHORT_BYTES and self.early_bytes < EARLY_BYTES:
@@ -126,7 +130,7 @@ class Link:
 
     def _receiver(self, tag: int, size: int) -> Transfer:
         """The receiver of the message that begins."""
-        transfer = self.receives[tag].popleft()
+        transfer = _next(self.receives, tag)
         if size != len(transfer.data):
             raise TransferError(f"got a message of {size} bytes; expected {len(transfer.data)}")
         return transfer
@@ -140,9 +144,8 @@ class Link:
 
     def _hand_over(self, tag: int) -> None:
         """Give what came early to who asks for it."""
-        early = self.early[tag]
-        while early and self.receives[tag]:
-            content = early.popleft()
+        while tag in self.early and tag in self.receives:
+            content = _next(self.early, tag)
             self.early_bytes -= len(content)
             transfer = self._receiver(tag, len(content))
             transfer.data[:] = content
@@ -158,9 +161,8 @@ class Link:
         self._match(transfer.tag)
 
     def _match(self, tag: int) -> None:
-        ready, sends = self.ready[tag], self.sends[tag]
-        while ready and sends:
-            transfer, size = sends.popleft(), ready.popleft()
+        while tag in self.ready and tag in self.sends:
+            transfer, size = _next(self.sends, tag), _next(self.ready, tag)
             if size != len(transfer.data):
                 raise TransferError(
                     f"got room for {size} bytes; expected it for {len(transfer.data)}"
@@ -304,6 +306,15 @@ class Messages:
                 self._state.notify_all()
             elif wanted != watched:
                 self._selector.modify(link.connection, wanted, link)
+
+
+def _next(queues: dict[int, deque[Queued]], tag: int) -> Queued:
+    """The first in a tag's queue, which is taken from it."""
+    queue = queues[tag]
+    found = queue.popleft()
+    if not queue:
+        del queues[tag]
+    return found
 
 
 def _is_done(transfer: Transfer) -> bool:

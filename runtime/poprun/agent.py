@@ -42,6 +42,10 @@ from poprun.torch_store import SharedStore
 
 SETTLE_SECONDS = 0.5
 """Seconds after the first failure: others that fail by themselves meanwhile may be the cause."""
+ALIKE_SECONDS = 3.0
+"""Seconds more that instance 0 has to fail, too, where it has said what the failed one says: it is
+then said once, and nothing is added.
+"""
 STOPPED_SECONDS = 5.0
 END_SECONDS = 5.0
 """Seconds from SIGTERM, which the others get after a failure, to SIGKILL."""
@@ -423,8 +427,7 @@ class Agent(LocalElasticAgent):
         self._end_stopped()
         ended = all(map(_is_over, self.processes().values()))
         if self._failures():
-            time.sleep(SETTLE_SECONDS)
-            self._failed = self._failures()
+            self._failed = self._settled()
             culprit, code = self._culprit(self._failed)
             self.tell(code, self._describe(culprit, code))
         else:
@@ -509,6 +512,20 @@ class Agent(LocalElasticAgent):
                 found[index] = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
         return found
 
+    def _settled(self) -> dict[int, int]:
+        """The failures soon after the first one."""
+        time.sleep(SETTLE_SECONDS)
+        self._logs.stop()
+        deadline = Deadline(ALIKE_SECONDS)
+        while self._is_said(*self._culprit(self._failures())) and deadline.left() > 0:
+            time.sleep(0.01)
+        return self._failures()
+
+    def _is_said(self, index: int, code: int) -> bool:
+        """Whether all that is left to pass on of a failed instance is what instance 0 has said."""
+        has_first = index > 0 and 0 in self._machines.own
+        return code > 0 and has_first and self._logs[index].repeats(self._logs[0])
+
     def _end_stopped(self) -> None:
         """End instances that have stood still for long."""
         for index, pid in self.processes().items():
@@ -575,15 +592,15 @@ class Agent(LocalElasticAgent):
             return 0
         culprit, code = self._culprit(failed)
         stream, happened = self._logs[culprit], self._describe(culprit, code)
-        if code > 0 and 0 in self._machines.own and stream.repeats(self._logs[0]):
-            return self.tell(code, happened)
-        stream.finish()
-        if code < 0 or self._logs.last is not stream:
+        is_said = self._is_said(culprit, code)
+        if not is_said:
+            stream.finish()
+        if code < 0 or is_said or self._logs.last is not stream:
             where = (
                 ""
                 if code < 0
                 else "What it said is above. "
-                if stream.has_written
+                if is_said or stream.has_written
                 else "It said nothing. "
             )
             _say(f"{happened} {where}The others were ended.")

@@ -26,6 +26,16 @@ from poprun.tasks import TaskError, several
 GRACE_SECONDS = 60.0
 """Default of how long instances may take to finish when this process is asked to end."""
 CPP_LOG = "TORCH_CPP_LOG_LEVEL"
+LEAST = {
+    "num_instances": 1,
+    "nnodes": 1,
+    "ipus_per_replica": 1,
+    "timeout": 1,
+    "num_replicas": 1,
+    "restarts": 0,
+    "grace": 0,
+}
+"""The least that options may be."""
 
 
 class LaunchError(ValueError):
@@ -44,7 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return USAGE_ERROR
     os.environ.update(environment(options))
     # Ctrl-C ends this process at once, until the agent starts instances
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as in the background
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     agent = _load_agent()
     machines = agent.Machines(
         options.nnodes,
@@ -148,12 +159,11 @@ def check(options: argparse.Namespace) -> None:
             f"got program {options.program[0]!r}, which is not found; expected a command on "
             "the PATH."
         )
-    for name in ("num_instances", "nnodes", "ipus_per_replica", "timeout", "num_replicas"):
+    for name, least in LEAST.items():
         value = getattr(options, name)
-        if value is not None and value < 1:
-            raise LaunchError(f"--{name.replace('_', '-')}: got {value}; expected at least 1.")
-    if options.restarts < 0:
-        raise LaunchError(f"--restarts: got {options.restarts}; expected 0 or more.")
+        if value is not None and not value >= least:
+            expected = "at least 1" if least else "0 or more"
+            raise LaunchError(f"--{name.replace('_', '-')}: got {value}; expected {expected}.")
     instances = options.num_instances
     options.num_replicas = options.num_replicas or instances
     if options.num_replicas % instances:
@@ -197,7 +207,7 @@ def _check_address(options: argparse.Namespace) -> None:
             f"got {options.nnodes} machines without the first one's address; expected "
             "--rdzv-endpoint HOST:PORT, the same on all."
         )
-    options.master_addr = options.master_addr or "127.0.0.1"
+    options.master_addr = (options.master_addr or "127.0.0.1").strip("[]")  # those of IPv6
     if options.master_port is None:
         options.master_port = _free_port()
     elif not 0 < options.master_port < 2**16:

@@ -113,12 +113,16 @@ def _of_task(task: tasks.Task) -> Rendezvous:
     """The rendezvous of a task of mpirun or srun."""
     is_first = task.index == 0
     name = (task.launcher, task.name, os.environ.get("MASTER_PORT", ""))
+    named = os.environ.get("MASTER_ADDR", "").strip("[]")
+    host = named or task.first_host
+    if not any(name[1:]):
+        is_met = task.is_on_one_machine or host is not None
+        also = "" if is_met else ", and MASTER_ADDR to the address of task 0's machine"
+        raise RendezvousError(
+            f"popdist: got {task}, and neither a variable nor the system tells them from those of "
+            f"other runs; expected a number. Set MASTER_PORT to one in all of them{also}."
+        )
     if task.is_on_one_machine:
-        if not any(name[1:]):
-            raise RendezvousError(
-                f"popdist: got {task}, and neither a variable nor the system tells them from "
-                "those of other runs; expected a number. Set MASTER_PORT to one in all of them."
-            )
         folder = _derived_folder(name, is_first)
         if folder is None:
             raise RendezvousError(
@@ -126,9 +130,7 @@ def _of_task(task: tasks.Task) -> Rendezvous:
                 "Start each by a launcher of its own, or set another MASTER_PORT."
             )
         return Rendezvous(folder / STORE, None, is_first)
-    named = os.environ.get("MASTER_ADDR")
-    host = named or task.first_host
-    if host is None or (is_first and named is None and task.is_guessed and not _is_here(host)):
+    if host is None or (is_first and not named and task.is_guessed and not _is_here(host)):
         found = "no variable tells the first" if host is None else f"task 0 is not on {host}"
         raise RendezvousError(
             f"popdist: got {task} on several machines, and {found}; expected the address of task "
@@ -142,7 +144,9 @@ def _of_task(task: tasks.Task) -> Rendezvous:
 
 
 def _is_here(host: str) -> bool:
-    """Whether a host's address is one of this machine's."""
+    """Whether a host's name or address is this machine's."""
+    if host in (name := socket.gethostname(), name.partition(".")[0]):
+        return True
     with socket.socket() as probe:
         try:
             probe.bind((host, 0))
@@ -168,7 +172,7 @@ def is_on_one_machine() -> bool:
     own = os.environ.get("LOCAL_WORLD_SIZE")
     if own is not None:
         return own == os.environ.get("WORLD_SIZE")
-    return is_loopback(os.environ.get("MASTER_ADDR", "localhost"))
+    return is_loopback(os.environ.get("MASTER_ADDR", "localhost").strip("[]"))
 
 
 def _address() -> tuple[str, int]:
@@ -178,7 +182,7 @@ def _address() -> tuple[str, int]:
             f"popdist: got RANK and WORLD_SIZE without {', '.join(missing)}; expected all of the "
             "launcher's variables. Start the program with torchrun or poprun."
         )
-    return os.environ["MASTER_ADDR"], number_from_environment("MASTER_PORT", 0)
+    return os.environ["MASTER_ADDR"].strip("[]"), number_from_environment("MASTER_PORT", 0)
 
 
 def _base() -> Path:

@@ -63,7 +63,9 @@ class Task:
     first_host: str | None = None
     """The machine of task 0. None: no variable tells it."""
     is_guessed: bool = False
-    """Whether `first_host` is where the launcher runs, which most often is that machine."""
+    """Whether `first_host` is where the launcher runs, or the first node of its job, which most
+    often is that machine.
+    """
 
     def __str__(self) -> str:
         return f"{self.count} tasks of {self.launcher} ({self.variable})"
@@ -181,7 +183,6 @@ def _open_mpi() -> Task | None:
     mpirun = os.environ.get("OMPI_MCA_orte_hnp_uri", "")
     names = [os.environ[name] for name in ("PMIX_NAMESPACE",) if name in os.environ]
     addresses = re.search(r"tcp://([^,:]+)", mpirun)
-    of_job = _first_of_job()
     return Task(
         launcher="mpirun",
         variable=OPEN_MPI,
@@ -190,8 +191,8 @@ def _open_mpi() -> Task | None:
         here=_number("OMPI_COMM_WORLD_LOCAL_SIZE"),
         index_here=_number("OMPI_COMM_WORLD_LOCAL_RANK"),
         job=" ".join((*names, mpirun)) or None,
-        first_host=of_job or (addresses[1] if addresses else None),
-        is_guessed=of_job is None,
+        first_host=_first_of_job() or (addresses[1] if addresses else None),
+        is_guessed=True,
     )
 
 
@@ -199,14 +200,17 @@ def _mpich() -> Task | None:
     is_slurms = "SLURM_JOB_ID" in os.environ and "PMI_JOBID" in os.environ
     if PMI not in os.environ or is_slurms:
         return None
+    count, here = _number(PMI), _number("MPI_LOCALNRANKS")
     return Task(
         launcher="mpirun",
         variable=PMI,
-        count=_number(PMI),
+        count=count,
         index=_index("PMI_RANK", PMI),
-        here=_number("MPI_LOCALNRANKS"),
+        here=here,
         index_here=_number("MPI_LOCALRANKID"),
+        job=_step() if here < count else None,  # no daemons of a step start those of one machine
         first_host=_first_of_job(),
+        is_guessed=True,
     )
 
 
@@ -230,7 +234,7 @@ def _slurm() -> Task | None:
         index=index,
         here=of_nodes[node] if node < len(of_nodes) else 0,
         index_here=_number("SLURM_LOCALID"),
-        job="{}.{}".format(*map(os.environ.get, ("SLURM_JOB_ID", "SLURM_STEP_ID"))),
+        job=_step(),
         first_host=_first_host(os.environ.get("SLURM_STEP_NODELIST", "")),
     )
 
@@ -243,6 +247,12 @@ def _pmix() -> Task | None:
 
 LAUNCHERS: tuple[Callable[[], Task | None], ...] = (_open_mpi, _mpich, _slurm, _pmix)
 """What reads the variables of each, the first one's word first."""
+
+
+def _step() -> str | None:
+    """The step of Slurm's that this process is in, also where that is mpirun's daemons."""
+    numbers = [os.environ.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID")]
+    return ".".join(numbers) if all(numbers) else None
 
 
 def _first_of_job() -> str | None:

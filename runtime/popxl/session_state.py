@@ -107,13 +107,15 @@ class SessionState:
             self.finish()
 
     def download(self) -> None:
-        """Make the device's values the host's, files included."""
+        """Make the device's values the host's, files included. Every process must call it."""
         self.finish()
         for variable in self._variables:
             if is_writable_file(variable):
                 if not self._engine.is_file(variable):
                     self._fill_file(variable, self._engine.read(variable))
                 variable.host_value.flush()  # type: ignore[union-attr]
+        if any(map(self._engine.is_file, self._variables)):
+            self._wait_for_others("the files of variables")
         self._ir._holder, self.is_changed, self._older = self, False, {}
 
     def upload(self) -> None:
@@ -160,12 +162,14 @@ class SessionState:
         return self._engine.read(variable) if older is None else np.array(older)
 
     def set_host_value(self, variable: Variable, data: np.ndarray) -> None:
-        """Set the host's value and the device's."""
+        """Set the host's value and the device's. Every process must call it."""
         if variable in self._older:
             self._older[variable] = np.array(data)
         if is_file(variable) and not self._engine.is_file(variable):
             self._fill_file(variable, data)
         self._engine.write(variable, data)
+        if self._engine.is_file(variable):
+            self._wait_for_others(f"the file of %{variable.name}")
 
     def is_current(self, variable: Variable) -> bool:
         """Whether the host has a variable's value as the device has it."""
@@ -175,5 +179,9 @@ class SessionState:
         """Instance 0 writes the file that all processes of a program map; the others wait."""
         if not self._is_shared or popdist.getInstanceIndex() == 0:
             variable.host_value[...] = data  # type: ignore[index]
+        self._wait_for_others(f"the file of %{variable.name}")
+
+    def _wait_for_others(self, files: str) -> None:
+        """Wait until all processes of a program have written what is theirs of files."""
         if self._is_shared:
-            exchange.barrier(f"waiting for the file of %{variable.name}")
+            exchange.barrier(f"waiting for {files}")

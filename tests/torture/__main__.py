@@ -44,7 +44,9 @@ def main() -> int:
     if given.case is not None and len(kinds) != 1:
         parser.error("--case: give one --kind, too")
     # so that no process and no file system stays behind
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)  # which runs would ignore as well
     with Workshop(is_long=given.full or given.minutes >= LONG_MINUTES) as shop:
         if given.case is not None:
             tally = Tally(kinds[0], is_verbose=True)

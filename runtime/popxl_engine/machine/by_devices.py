@@ -26,13 +26,15 @@ class ByDevices:
     def __init__(self, communicators: Mapping[tuple[int, ...], Communicator], device: torch.device):
         self._communicators, self._side = communicators, SideStream(device)
 
-    def begin(self, arrivals: dict[int, Arrival]) -> "DeviceExchange":
-        """Begin it where the replica goes on; else it runs where its result is asked for."""
+    def begin(self, arrivals: dict[int, Arrival], run: int) -> "DeviceExchange":
+        """Begin it where the replica goes on; else it runs where its result is asked for. Devices
+        tell no runs apart.
+        """
         ((member, arrival),) = arrivals.items()
-        run = partial(_apart, self._communicators[arrival.members], arrival)
+        end = partial(_apart, self._communicators[arrival.members], arrival)
         if arrival.goes_on:
-            return DeviceExchange(arrivals, member, self._side.begin(run, arrival.operands))
-        return DeviceExchange(arrivals, member, run)
+            return DeviceExchange(arrivals, member, self._side.begin(end, arrival.operands))
+        return DeviceExchange(arrivals, member, end)
 
 
 class DeviceExchange(Exchange):

@@ -5,8 +5,9 @@ on the operands of all members in group order. So the numbers do not depend on w
 replica lives in.
 
 Messages go from process to process, are posted as soon as a group's replicas in a process have
-arrived, and carry the collective's site and the group as their tag. So nobody waits for anything
-but the members of its own group. Where replicas go on meanwhile, a thread moves them (`mover`).
+arrived, and carry the run, the collective's site and the group as their tag. So nobody waits for
+anything but the members of its own group, and nobody takes what belongs to another run or program.
+Where replicas go on meanwhile, a thread moves them (`mover`).
 """
 
 from collections.abc import Sequence
@@ -25,7 +26,11 @@ from popxl_engine.machine.transport import Exchange
 
 HOST = torch.device("cpu")
 TAGS = 2**31
-"""Tags of messages are below."""
+"""Tags of the messages of a run are below."""
+RUNS = 2**31
+"""How many runs have tags of their own, before those of the first come again. All are below those
+of `exchange`.
+"""
 SPLIT_BYTES = 2**16
 """Reductions from this size on are split over the processes of the group: one more message, each
 shorter.
@@ -78,9 +83,9 @@ class ByMessages:
     def __init__(self, placement: Placement, device: torch.device):
         self._placement, self._device = placement, device
 
-    def begin(self, arrivals: dict[int, Arrival]) -> "MessageExchange":
+    def begin(self, arrivals: dict[int, Arrival], run: int) -> "MessageExchange":
         """Post what this process's members of a group bring, and what they need of the others."""
-        collective = MessageExchange(arrivals, self._placement, self._device)
+        collective = MessageExchange(arrivals, self._placement, self._device, run)
         collective.post()
         if any(arrival.goes_on for arrival in arrivals.values()):
             mover().move(collective.mail, collective.advance)
@@ -129,9 +134,11 @@ class Mail:
 class MessageExchange(Exchange):
     """One group's collective by messages."""
 
-    def __init__(self, arrivals: dict[int, Arrival], placement: Placement, device: torch.device):
+    def __init__(
+        self, arrivals: dict[int, Arrival], placement: Placement, device: torch.device, run: int
+    ):
         super().__init__(arrivals)
-        self._placement, self._device = placement, device
+        self._placement, self._device, self._run = placement, device, run
         self._homes = placement.homes(self.first.members)
         self._operands: list[dict[int, torch.Tensor]] = [
             {m: a.operands[i].to(HOST).contiguous() for m, a in arrivals.items()}
@@ -154,7 +161,9 @@ class MessageExchange(Exchange):
         self._lock = Lock()
 
     def _tag(self) -> int:
-        """Groups of one site are disjoint, so that the first member tells them apart."""
+        """Groups of one site are disjoint, so that the first member tells them apart. Messages of
+        processes that are out of step do not meet: they wait for each other, which is reported.
+        """
         replicas, site = self._placement.replicas, self.first.site_index
         tag = site * replicas + self.first.members[0]
         if tag >= TAGS:
@@ -162,7 +171,7 @@ class MessageExchange(Exchange):
                 f"collectives: got collective {site} of a program on {replicas} replicas; expected "
                 f"their product below {TAGS}. Repeat graphs instead of calling them."
             )
-        return tag
+        return self._run % RUNS * TAGS + tag
 
     def _split(self) -> dict[int, tuple[int, int]]:
         """The elements of a large reduction that each process reduces for all, so that less

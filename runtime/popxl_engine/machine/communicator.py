@@ -137,7 +137,7 @@ def make_communicators(
     Raises:
         RuntimeError: processes compute on devices of different types.
     """
-    homes = exchange.gather(astuple(home(device, len(local))), "comparing devices")
+    homes = exchange.gather_patiently(astuple(home(device, len(local))), "comparing devices")
     reason = shared_devices([Home(*each) for each in homes])
     if device.type not in BACKENDS:
         return None

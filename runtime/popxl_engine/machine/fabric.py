@@ -6,6 +6,7 @@ elsewhere messages through host memory (`by_messages`).
 
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from itertools import count
 from typing import Any
 
 import torch
@@ -17,6 +18,11 @@ from popxl_engine.machine.by_devices import ByDevices
 from popxl_engine.machine.by_messages import HOST, ByMessages, Placement
 from popxl_engine.machine.communicator import as_bytes, make_communicators
 from popxl_engine.machine.transport import Exchange, Transport, places
+
+RUNS_OF_EACH = 2**20
+"""How far the runs of one fabric are numbered apart from those of the next."""
+_fabrics = count()
+"""The fabrics of this process, which all processes make in the same order."""
 
 
 class Fabric:
@@ -37,6 +43,7 @@ class Fabric:
         groups: Sequence[tuple[int, ...]] = (),
     ):
         self.local, self._placement = local, Placement(replicas, local)
+        self._run = next(_fabrics) * RUNS_OF_EACH
         communicators = make_communicators(device, local, groups)
         self._transport: Transport = (
             ByMessages(self._placement, device)
@@ -45,13 +52,19 @@ class Fabric:
         )
         self._pool: ThreadPoolExecutor | None = None
 
+    def begin_run(self) -> None:
+        """Tell the collectives that follow from those of other runs, and of other programs'. Every
+        process must call it.
+        """
+        self._run += 1
+
     def begin(self, arrivals: dict[int, Arrival]) -> Exchange:
         """Begin a collective for which this process's members of a group, by replica, have arrived.
         Waits for nothing.
         """
         first = next(iter(arrivals.values()))
         with exchange.reaching_others(f"at {first.describe}", TransferError):
-            return self._transport.begin(arrivals)
+            return self._transport.begin(arrivals, self._run)
 
     def finish(self, exchanges: Sequence[Exchange]) -> tuple[Exchange, dict[int, Any]]:
         """Wait for one of the exchanges, and return it with its results by replica.

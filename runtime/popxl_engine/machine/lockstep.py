@@ -52,6 +52,8 @@ def run_lockstep(
     Raises:
         GraphError: replicas wait at different collectives, or one ended while others wait for it.
     """
+    if fabric is not None:
+        fabric.begin_run()
     return _Lockstep(programs, fabric, laps).run()
 
 

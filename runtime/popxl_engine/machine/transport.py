@@ -41,9 +41,11 @@ class Exchange(ABC):
 class Transport(Protocol):
     """What carries collectives between processes."""
 
-    def begin(self, arrivals: dict[int, Arrival]) -> Exchange:
+    def begin(self, arrivals: dict[int, Arrival], run: int) -> Exchange:
         """Begin a collective for which all members of this process have arrived. Waits for
         nothing.
+
+        run: which of all runs this is, the same in every process.
         """
 
 

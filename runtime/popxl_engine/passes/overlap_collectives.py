@@ -83,25 +83,29 @@ def leaves_process(instr: Instr) -> bool:
     """Whether a group of a collective has members in several processes: between GPUs messages
     travel while they compute.
     """
-    return _is_spread(instr, range(getNumInstances()))
+    return _is_spread(instr, lambda: range(getNumInstances()))
 
 
 def leaves_machine(instr: Instr) -> bool:
     """Whether a group of a collective has members on several machines. Between processes of one
     machine its processors move messages, and gain nothing by doing so in between.
     """
-    return _is_spread(instr, machines())
+    return _is_spread(instr, machines)
 
 
-def _is_spread(instr: Instr, places: Sequence[Any]) -> bool:
-    """Whether a group of a collective has members at several places, which instances have."""
-    if len(places) == 1:
-        return False
+def _is_spread(instr: Instr, find_places: Callable[[], Sequence[Any]]) -> bool:
+    """Whether a group of a collective has members at several places, which instances have.
+
+    Those of a program that is this process's alone have not, and nobody else is asked.
+    """
     assert instr.source is not None
     ir = instr.source.graph.ir
+    local = ir.instance_replication_factor
+    if local == ir.replication_factor:
+        return False
+    places = find_places()
     group: ReplicaGrouping | None = instr.arguments.get("group")
     grouping = ir.replica_grouping() if group is None else group
-    local = ir.replication_factor // len(places)
     return any(len({places[m // local] for m in members}) > 1 for members in grouping.groups)
 
 

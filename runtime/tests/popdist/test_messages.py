@@ -117,6 +117,21 @@ def test_messages_of_one_tag_arrive_in_order(three):
         assert (got == turn).all()
 
 
+def test_nothing_is_kept_of_messages_that_are_over(three):
+    sizes, waiting = (3, messages.SHORT_BYTES + 1), []
+    for size in sizes:  # before they are asked for, and after
+        got = [np.empty(size, np.uint8) for _ in range(2)]
+        begun = [three[0].send(1, 7, bytes(size)), three[1].receive(0, 7, got[0])]
+        begun += [three[1].receive(0, 8, got[1]), three[0].send(1, 8, bytes(size))]
+        for end, transfers in ((three[0], begun[::3]), (three[1], begun[1:3])):
+            waiting.append(threading.Thread(target=end.wait, args=(transfers, 20)))
+            waiting[-1].start()
+    for thread in waiting:
+        thread.join()
+    for link in (three[0]._links[1], three[1]._links[0]):
+        assert not (link.sends or link.receives or link.ready or link.early)
+
+
 def test_an_end_that_is_gone_is_told_of_after_all_that_it_sent():
     near, far = linked(2)
     near.wait([near.send(1, 1, b"last words")], 5)

@@ -58,6 +58,40 @@ def test_numbers_do_not_depend_on_how_replicas_are_split_over_processes(
     np.testing.assert_array_equal(file.reshape(programs.SHAPE), values(*programs.SHAPE)[0])
 
 
+SHARED_FILE = """
+import sys, time
+import numpy as np
+import popdist, popxl
+from popxl import ops
+from popxl.extensions import keep_state_once
+path, way = sys.argv[1:]
+mapped = np.memmap(path, np.float32, "r+", shape=(2, 4))
+ir = popxl.Ir(replication="popdist")
+keep_state_once(ir)
+with ir.main_graph, popxl.in_sequence():
+    buffer, own = popxl.remote_buffer((4,), popxl.float32, 1), ir.replica_grouping(1, 1)
+    w = popxl.remote_variable(mapped, buffer, 0, name="w", replica_grouping=own)
+    ops.remote_store(buffer, 0, ops.remote_load(buffer, 0) + 1.0)
+with popxl.Session(ir, "cpu") as session:
+    assert session._engine.is_file(w)
+    time.sleep(2 * popdist.getInstanceIndex())
+    if way == "run":
+        session.run()
+    else:
+        session.write_variable_data(w, np.ones((2, 4), np.float32))
+    np.testing.assert_array_equal(session.get_tensor_data(w), 1)
+"""
+
+
+@pytest.mark.parametrize("way", ["run", "write"])
+def test_a_file_that_all_processes_change_is_read_when_all_have_changed_it(way, tmp_path):
+    np.zeros((2, 4), np.float32).tofile(tmp_path / "w.npy")
+    ended = launch(
+        ["--num-instances", 2], ["-c", SHARED_FILE, tmp_path / "w.npy", way], python=warm.python()
+    )
+    assert ended.code == 0, ended.said
+
+
 def shards(array, size):
     flat = array[:7].reshape(-1)
     length = -(-flat.size // size)

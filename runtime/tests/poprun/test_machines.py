@@ -156,12 +156,24 @@ def test_a_port_in_use_is_refused_at_once(capsys):
         ("--num-instances 2 --nnodes 2 --node-rank 2 true", "--node-rank: got 2; expected 0 to 1"),
         ("--rdzv-endpoint host true", "--rdzv-endpoint: got 'host'; expected HOST:PORT"),
         ("--master-port 70000 true", "--master-port: got 70000"),
+        ("--grace -5 true", "--grace: got -5.0; expected 0 or more"),
+        ("--grace nan true", "--grace: got nan; expected 0 or more"),
     ],
 )
 def test_command_lines_that_cannot_run_are_refused_in_one_sentence(command, says, capsys):
     assert launcher.main(command.split()) == 2
     said = capsys.readouterr().err
     assert says in said and len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "words", ["--rdzv-endpoint [fd00::1]:29500", "--master-addr [fd00::1] --master-port 29500"]
+)
+def test_the_brackets_of_an_address_are_no_part_of_it(words):
+    several = "--nnodes 2 --num-instances 2 --node-rank 1"
+    options = launcher.parser().parse_args([*several.split(), *words.split(), "true"])
+    launcher.check(options)
+    assert (options.master_addr, options.master_port) == ("fd00::1", 29500)
 
 
 @pytest.fixture

@@ -113,6 +113,20 @@ def test_what_all_instances_say_when_they_fail_alike_is_said_once(late):
     assert (ended.code, ended.said) == (2, "error: a wrong value\n")
 
 
+def test_a_failure_is_named_where_the_words_before_it_are_also_another_instances():
+    code = (
+        "print('warning: old', file=sys.stderr, flush=True); time.sleep(1); rank and os._exit(7); "
+        "time.sleep(90)"
+    )
+    ended = launch(["--num-instances", 2], ["-c", RANKED + code])
+    assert ended.code == 7
+    assert re.fullmatch(
+        r"warning: old\npoprun: instance 1 \(process \d+\) ended with exit code 7\. What it said "
+        r"is above\. The others were ended\.\n",
+        ended.said,
+    )
+
+
 def test_instances_that_succeed_pass_on_what_they_say():
     ended = launch(
         ["--num-instances", 2], ["-c", RANKED + "print('warning', rank, file=sys.stderr)"]
@@ -200,10 +214,12 @@ def test_instances_may_finish_however_often_a_signal_comes(numbers, pause, tmp_p
     assert not left_over(tmp_path)
 
 
-def test_a_run_that_ignores_hangups_goes_on_after_one(tmp_path):
-    """.. as under nohup."""
+@pytest.mark.parametrize(
+    "number", [signal.SIGHUP, signal.SIGINT], ids=["nohup", "the background of a script"]
+)
+def test_a_run_that_ignores_a_signal_goes_on_after_one(number, tmp_path):
     code = (
-        "signal.signal(signal.SIGHUP, signal.SIG_IGN); from poprun import launcher; "
+        f"signal.signal({number:d}, signal.SIG_IGN); from poprun import launcher; "
         "sys.exit(launcher.main())"
     )
     words = [
@@ -218,7 +234,7 @@ def test_a_run_that_ignores_hangups_goes_on_after_one(tmp_path):
     process = subprocess.Popen([warm.launcher(), *words], env=environment(NOTES=str(tmp_path)))
     wait_for_instances(tmp_path, 1)
     time.sleep(1)
-    process.send_signal(signal.SIGHUP)
+    process.send_signal(number)
     assert process.wait(timeout=60) == 0
 
 
@@ -268,6 +284,9 @@ import numpy as np
 import popxl, popdist
 from popxl.ops.collectives import replicated_all_reduce_
 mode, rank = sys.argv[1], popdist.getInstanceIndex()
+if mode == "slow":
+    popdist.init()
+    time.sleep(4 * rank)
 ir = popxl.Ir(replication="popdist")
 with ir.main_graph:
     replicated_all_reduce_(popxl.variable(np.ones(4 + (mode == "program" and rank)), name="w"), "mean")
@@ -309,6 +328,48 @@ def test_errors_around_collectives_name_their_cause(mode, says):
     assert ended.said.count("Traceback") == 1
     if mode == "hang":
         assert re.search(HANGS, ended.last_line)
+
+
+def test_a_program_may_take_one_instance_longer_to_build_than_others_wait_at_a_collective():
+    options = ["--num-instances", 2, "--timeout", 2]
+    ended = launch(options, ["-c", COLLECTIVE, "slow"], python=warm.python())
+    assert (ended.code, ended.said) == (0, "")
+
+
+OUT_OF_STEP = """
+import sys
+import numpy as np
+import popxl, popdist
+from popxl import ops
+from popxl.ops.collectives import replicated_all_reduce
+def program():
+    ir = popxl.Ir(replication="popdist")
+    with ir.main_graph, popxl.in_sequence():
+        flag = popxl.h2d_stream((), popxl.bool, "flag")
+        w = popxl.variable(np.ones(4, np.float32), name="w")
+        branches = lambda t: replicated_all_reduce(t), lambda t: t + 1.0
+        graphs = [ir.create_graph(fn, w.spec) for fn in branches]
+        (y,) = ops.conditional(ops.host_load(flag), *graphs, then_inputs=[w], else_inputs=[w])
+        ops.host_store(popxl.d2h_stream(y.shape, y.dtype, "y"), y)
+    return popxl.Session(ir, "cpu"), flag
+programs = dict(zip("AB", (program(), program())))
+for name, branch in sys.argv[1:][popdist.getInstanceIndex()].split():
+    session, flag = programs[name]
+    with session:
+        session.run({flag: branch == "+"})
+"""
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [("A+ A+ B+", "A+ B+ B+"), ("A+ A-", "A- A+")],
+    ids=["other programs", "other branches"],
+)
+def test_instances_that_are_out_of_step_do_not_combine_what_belongs_to_different_runs(runs):
+    options = ["--num-instances", 2, "--timeout", 3]
+    ended = launch(options, ["-c", OUT_OF_STEP, *runs], python=warm.python())
+    assert ended.code == 1
+    assert "replica 0 waits at " in ended.said and "did not answer in time" in ended.said
 
 
 APART = """

@@ -13,7 +13,7 @@ from shlex import join, quote
 
 import popdist
 import pytest
-from helpers.processes import environment
+from helpers.processes import environment, free_port
 from poprun import launcher, rendezvous, tasks
 
 GIVEN = ("OMPI_", "PMI", "MPI_", "SLURM_", "POPDIST_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_")
@@ -43,6 +43,7 @@ IS = {  # index, number, index here, number here; the first machine where they a
     "Slurm on two nodes": (STEP, (2, 3, 0, 1, "rack1node03")),
     "Slurm with PMI": ({**STEP, "PMI_SIZE": 3, "PMI_JOBID": "7.0"}, (2, 3, 0, 1, "rack1node03")),
     "an address is given": ({**STEP, "MASTER_ADDR": "mine"}, (2, 3, 0, 1, "mine")),
+    "an address of IPv6 is given": ({**STEP, "MASTER_ADDR": "[fd00::1]"}, (2, 3, 0, 1, "fd00::1")),
     "torchrun in a step": (
         {**STEP, **BY_HAND, "RANK": 5, "WORLD_SIZE": 8, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 4},
         (5, 8, 1, 1, "h"),
@@ -82,9 +83,23 @@ REFUSED = {
     "half of MPICH's": ({"PMI_SIZE": 4}, "got PMI_SIZE without PMI_RANK; expected both"),
 }
 UNMET = {
-    "MPICH on two machines": ({**HYDRA, "MPI_LOCALNRANKS": 1}, "no variable tells the first; .* Set M"),
+    "MPICH on two machines": (
+        {**HYDRA, "MPI_LOCALNRANKS": 1}, "those of other runs; .* Set MASTER_PORT .*, and MASTER_ADDR to",
+    ),
+    "MPICH on two machines, whose first is told": (
+        {**HYDRA, "MPI_LOCALNRANKS": 1, "MASTER_ADDR": "h"}, "those of other runs; .* Set MASTER_PORT to one",
+    ),
+    "MPICH on two machines, with a port": (
+        {**HYDRA, "MPI_LOCALNRANKS": 1, "MASTER_PORT": 1}, "no variable tells the first; .* Set MASTER_A",
+    ),
+    "MPICH on other nodes than the first of a job": (
+        {**STEP, **HYDRA, "MPI_LOCALNRANKS": 1, "PMI_RANK": 0}, "task 0 is not on first1; .* Set MASTER_A",
+    ),
     "mpirun where the first task is not": (
         {**OPEN_MPI, **ON_TWO, "OMPI_COMM_WORLD_RANK": 0}, "task 0 is not on 203.0.113.7; .* Set MASTER_A"
+    ),
+    "mpirun on other nodes than the first of a job": (
+        {**STEP, **OPEN_MPI, **ON_TWO, "OMPI_COMM_WORLD_RANK": 0}, "task 0 is not on first1; .* Set MASTER_A"
     ),
 }  # fmt: skip
 
@@ -137,8 +152,11 @@ def test_what_no_variable_tells_is_asked_for(values, says, variables):
         popdist.init()
 
 
-def test_runs_have_ports_and_secrets_of_their_own(variables):
-    variables(STEP)
+@pytest.mark.parametrize(
+    "launched", [{}, {**HYDRA, "MPI_LOCALNRANKS": 1}], ids=["srun", "MPICH in a step"]
+)
+def test_runs_have_ports_and_secrets_of_their_own(launched, variables):
+    variables({**STEP, **launched})
     first = rendezvous.find(2)
     assert first == rendezvous.find(2) and first.secret != os.environ["POPDIST_SECRET"].encode()
     variables({"SLURM_STEP_ID": 1})
@@ -285,7 +303,7 @@ def test_mpirun_on_two_hosts_starts_processes_that_meet(name, two_hosts, tmp_pat
         "Open MPI": [*found(OPEN), "--mca", "plm_rsh_agent", agent, "-x", "PYTHONPATH", "-x",
                      "POPDIST_SECRET", "-H"],
         "MPICH": [*found(["mpirun.mpich"]), "-launcher", "ssh", "-launcher-exec", agent,
-                  "-genv", "MASTER_ADDR", first, "-hosts"],
+                  "-genv", "MASTER_ADDR", first, "-genv", "MASTER_PORT", str(free_port()), "-hosts"],
     }[name]  # fmt: skip
     folder = tmp_path / "answers"
     folder.mkdir()

@@ -4,6 +4,7 @@ run.
 
 import os
 import signal
+import sys
 import threading
 import time
 
@@ -157,6 +158,47 @@ def test_a_second_signal_ends_a_run_at_once_in_every_state(
     settings = {"validate_every": 2, "validation_batches": 1, "checkpoint__every": 2}
     ends_with(number, lambda: here(tmp_path, **settings, samples=1))
     assert calls[-1] != "went on"
+
+
+WATCHED = {
+    "nobody": ({}, False),
+    "nobody, of one process": ({"RANK": "0", "WORLD_SIZE": "1"}, False),
+    "nobody, of several": ({"RANK": "1", "WORLD_SIZE": "2"}, False),
+    "poprun": ({"RANK": "0", "WORLD_SIZE": "1", "POPDIST_RENDEZVOUS": "/here"}, True),
+    "torchrun": ({"RANK": "0", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}, True),
+    "mpirun": ({"PMI_RANK": "0", "PMI_SIZE": "2"}, True),
+}
+"""What starts a process, its variables, and whether a second signal is left to it."""
+
+
+@pytest.mark.parametrize(("variables", "is_left"), WATCHED.values(), ids=WATCHED)
+def test_a_second_signal_ends_a_process_at_once_unless_its_launcher_sees_to_that(
+    variables, is_left, monkeypatch, handlers
+):
+    monkeypatch.setattr(interruption, "AGAIN_SECONDS", 0.0)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+    def run():
+        with interruption.Interruption() as heard:
+            heard.has_steps(True)
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGTERM)
+            sys.exit("went on")
+
+    with pytest.raises(SystemExit) as ended:
+        run()
+    assert ended.value.code == ("went on" if is_left else 128 + signal.SIGTERM)
+
+
+def test_what_was_ignored_before_a_run_ends_no_run(handlers):
+    for number in interruption.KEPT:
+        signal.signal(number, signal.SIG_IGN)
+    with interruption.Interruption() as heard:
+        heard.has_steps(True)
+        for number in interruption.KEPT:
+            os.kill(os.getpid(), number)
+    assert heard.signal is None
 
 
 @pytest.mark.sampled(2)

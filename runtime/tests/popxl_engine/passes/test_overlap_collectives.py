@@ -136,8 +136,13 @@ def test_a_row_is_loaded_before_another_is_stored_and_never_before_the_same() ->
     ]
 
 
-def test_in_one_process_nothing_is_moved() -> None:
-    assert not [name for name in shown(two_chains, LINKS[0]) if "begin" in name]
+def test_in_a_program_of_one_process_nothing_is_moved_and_no_other_is_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("machines", "getNumInstances"):
+        monkeypatch.setattr(overlap_collectives, name, lambda: pytest.fail("others were asked"))
+    for chosen in (LINKS[0], LINKS_GPU[0]):
+        assert not [name for name in shown(two_chains, chosen) if "begin" in name]
 
 
 def test_gpus_overlap_all_that_leaves_a_process_and_processors_what_leaves_a_machine() -> None:
@@ -162,6 +167,7 @@ def test_a_collective_is_split_where_some_group_of_it_is_on_several_machines(
     monkeypatch.setattr(overlap_collectives, "machines", lambda: hosts)
     monkeypatch.setattr(overlap_collectives, "getNumInstances", lambda: len(hosts))
     ir = popxl.Ir(replication=8)
+    monkeypatch.setattr(ir, "_fixed_replicas", (8, 8 // len(hosts)))
     groups = [ir.replica_grouping(stride, size) for stride, size in ((1, 4), (4, 2), (1, 8))]
     with ir.main_graph, popxl.in_sequence():
         x = popxl.variable(np.ones((4, 4), np.float32), name="x")
