@@ -29,7 +29,7 @@ from popxl_gpt.demo.job.timed_schedule import TimedSchedule
 from popxl_gpt.demo.job.training_data import open_data
 from popxl_gpt.demo.pretraining import choose as choose_in_job
 from popxl_gpt.execution.checkpoints.saved_state import Position
-from popxl_gpt.execution.planning import axes, machine, sizing
+from popxl_gpt.execution.planning import machine, sizing, training_axes
 from popxl_gpt.execution.planning.sizing import Trial, chosen
 from popxl_gpt.utils import program_clock
 from popxl_gpt.utils.errors import ConfigError, UserError
@@ -253,7 +253,7 @@ def test_more_time_and_a_faster_machine_give_larger_models_with_larger_batches()
 
 @pytest.mark.parametrize("narrow, precision", [(2.5, "bfloat16"), (0.4, "float32")])
 def test_sizes_are_chosen_by_the_speed_of_the_faster_precision(monkeypatch, narrow, precision):
-    monkeypatch.setattr(axes, "may_narrow", lambda device: True)
+    monkeypatch.setattr(training_axes, "may_narrow", lambda device: True)
     config = preset("modern", schedule="wsd", input_files=("train",), validate_every=0)
     given, machine = {"input_files"}, Machine(6e10, narrow)
     found = chosen(config, given, TEXT, 600.0, machine).config
@@ -267,7 +267,7 @@ def test_sizes_are_chosen_by_the_speed_of_the_faster_precision(monkeypatch, narr
 @pytest.mark.parametrize("build", [1.0, 4.0, 9.0, 40.0])
 @pytest.mark.parametrize("speed, narrow", [(6e10, 2.5), (6e10, 0.4), (2e9, 1.0), (4e11, 1.0)])
 def test_trials_take_no_more_than_their_share_beside_the_first(monkeypatch, build, speed, narrow):
-    monkeypatch.setattr(axes, "may_narrow", lambda device: True)
+    monkeypatch.setattr(training_axes, "may_narrow", lambda device: True)
     machine, took = Machine(speed, narrow), []
 
     def try_out(config: Config) -> Trial:
@@ -341,7 +341,7 @@ def test_bfloat16_is_tried_where_the_device_may_be_faster(
 
 
 def test_a_machine_without_bfloat16_tries_float32_alone(monkeypatch):
-    monkeypatch.setattr(axes, "may_narrow", lambda device: False)
+    monkeypatch.setattr(training_axes, "may_narrow", lambda device: False)
     config = preset("modern", schedule="wsd", input_files=("train",), validate_every=0)
     machine = Machine(6e10, narrow=9.0)
     assert chosen(config, {"input_files"}, TEXT, 600.0, machine).config.model.precision == "float32"
@@ -395,6 +395,23 @@ def test_the_reason_for_a_size_is_the_one_that_it_has():
 def test_as_many_sequences_run_at_once_as_divide_the_batch(batch, length, at_once):
     words = f"--global_batch_size {batch} --sequence_length {length}".split()
     assert choose_by_words(*words)[0].execution.micro_batch_size == at_once
+
+
+def test_weights_decay_by_how_often_a_text_is_seen_again():
+    again, decays, is_told = [], [], []
+    for tokens in (9_000_000, 1_500_000, 5_000):
+        found = choose(600, text=Text(tokens, 5000))
+        training = found.config.training
+        again.append(training.steps * found.config.tokens_per_step / tokens - 1)
+        decays.append(training.weight_decay)
+        is_told.append(any(line.startswith("decay ") for line in found.reasons))
+    assert again[0] < 0 < again[1] < 4 < again[2]
+    assert decays == pytest.approx([0.0, 0.05 * again[1], 0.2]) and is_told == [False, True, True]
+
+
+def test_a_decay_of_weights_that_is_given_stays():
+    kept = choose(600, given={"weight_decay"}, text=Text(5_000, 5000), weight_decay=0.02)
+    assert kept.config.training.weight_decay == 0.02
 
 
 def test_small_models_that_see_no_text_twice_have_a_table_of_pairs_of_words():
@@ -803,7 +820,7 @@ def test_weights_to_begin_with_need_a_size_that_is_not_chosen():
 @pytest.mark.parametrize("words", ["--master_weights true", "--loss_scaling auto"])
 @pytest.mark.parametrize("may_narrow", [True, False])
 def test_what_needs_16_bits_is_trained_in_16_bits(monkeypatch, words, may_narrow):
-    monkeypatch.setattr(axes, "may_narrow", lambda device: may_narrow)
+    monkeypatch.setattr(training_axes, "may_narrow", lambda device: may_narrow)
     config, tried = choose_by_words(*words.split())
     assert {each.model.precision for each in (config, *tried)} == {"bfloat16"}
     with pytest.raises(ConfigError, match="while precision is float32"):
