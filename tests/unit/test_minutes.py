@@ -398,15 +398,16 @@ def test_as_many_sequences_run_at_once_as_divide_the_batch(batch, length, at_onc
 
 
 def test_weights_decay_by_how_often_a_text_is_seen_again():
-    again, decays, is_told = [], [], []
+    again, shrunk, is_told = [], [], []
     for tokens in (9_000_000, 1_500_000, 5_000):
         found = choose(600, text=Text(tokens, 5000))
         training = found.config.training
         again.append(training.steps * found.config.tokens_per_step / tokens - 1)
-        decays.append(training.weight_decay)
+        shrunk.append(training.weight_decay * training.steps * training.learning_rate)
         is_told.append(any(line.startswith("decay ") for line in found.reasons))
     assert again[0] < 0 < again[1] < 4 < again[2]
-    assert decays == pytest.approx([0.0, 0.05 * again[1], 0.2]) and is_told == [False, True, True]
+    assert shrunk[:2] == pytest.approx([0.0, 0.4 * again[1]]) and is_told == [False, True, True]
+    assert training.weight_decay == 0.2  # of the shortest text: the largest
 
 
 def test_a_decay_of_weights_that_is_given_stays():
