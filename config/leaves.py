@@ -24,7 +24,6 @@ from popxl_gpt.config.bounds import (
 )
 from popxl_gpt.config.numbers import KINDS
 from popxl_gpt.config.schema import Config
-from popxl_gpt.utils.errors import ConfigError
 from popxl_gpt.utils.files.bounded import shortened
 from popxl_gpt.utils.texts import (
     IsFreeText,
@@ -236,26 +235,6 @@ def leaves(record: type = Config) -> tuple[Leaf, ...]:
     names = [leaf.name for leaf in found]
     assert len(names) == len({*names}), f"leaf names must be unique, for each is a flag: {names}"
     return tuple(found)
-
-
-def checked(
-    record: type, values: Mapping[str, Any], where: str = "configuration"
-) -> dict[str, Any]:
-    """The values of some of a record's settings, by name, in their final types.
-
-    Raises:
-        ConfigError: a value is of another type or out of range; lists every problem.
-    """
-    found, problems = {}, []
-    for leaf in leaves(record):
-        if leaf.name in values:
-            try:
-                found[leaf.name] = leaf.check(values[leaf.name])
-            except ValueError as error:
-                problems.append(str(error))
-    if problems:
-        raise ConfigError(problems, where)
-    return found
 
 
 def _leaf(section: str, record: type, item: Field[Any]) -> Leaf:

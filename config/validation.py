@@ -24,24 +24,40 @@ def validate(config: Config, *, replicas: int | None = None) -> None:
         raise ConfigError(problems)
 
 
-def check_values(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str], frozenset[str]]:
+def check_values(
+    values: Mapping[str, Any], record: type = Config
+) -> tuple[dict[str, Any], list[str], frozenset[str]]:
     """Check each leaf by itself.
 
     Args:
-        values: a value for every leaf, by name.
+        values: values of leaves of the record, by name.
     Returns:
         the values in their final types, with the default for each that is wrong; the messages about
         those that are wrong; and their names.
     """
-    checked, problems, bad = {}, [], set()
-    for leaf in leaves():
+    found, problems, bad = {}, [], set()
+    for leaf in (leaf for leaf in leaves(record) if leaf.name in values):
         try:
-            checked[leaf.name] = leaf.check(values[leaf.name])
+            found[leaf.name] = leaf.check(values[leaf.name])
         except ValueError as error:
-            checked[leaf.name] = leaf.default
+            found[leaf.name] = leaf.default
             problems.append(str(error))
             bad.add(leaf.name)
-    return checked, problems, frozenset(bad)
+    return found, problems, frozenset(bad)
+
+
+def checked(
+    record: type, values: Mapping[str, Any], where: str = "configuration"
+) -> dict[str, Any]:
+    """The values of some of a record's settings, by name, in their final types.
+
+    Raises:
+        ConfigError: a value is of another type or out of range; lists every problem.
+    """
+    found, problems, _ = check_values(values, record)
+    if problems:
+        raise ConfigError(problems, where)
+    return found
 
 
 def combination_problems(

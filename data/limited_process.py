@@ -11,7 +11,7 @@ from pathlib import Path
 from signal import SIGKILL, SIGXCPU
 from typing import Any
 
-from popxl_gpt.utils.files.folders import EndedError
+from popxl_gpt.utils.errors import EndedError
 from popxl_gpt.utils.units import bytes_text
 
 _START = "import json, runpy, sys; sys.path[:] = json.loads(sys.argv[1]); "

@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 
 from popxl_gpt.data.errors import NoTextError
 from popxl_gpt.data.left_out import LeftOut
-from popxl_gpt.utils.files.folders import EndedError
+from popxl_gpt.utils.errors import EndedError
 from popxl_gpt.utils.texts import shown_text
 
 Made = TypeVar("Made")

@@ -24,9 +24,8 @@ from popxl_gpt.data.encoding import Encoder
 from popxl_gpt.data.masking import masked
 from popxl_gpt.data.merges import MERGES, merges_tokenizer
 from popxl_gpt.data.text_tokenizer import END_OF_TEXT, TextTokenizer
-from popxl_gpt.utils.errors import DataError, unreadable
+from popxl_gpt.utils.errors import DataError, EndedError, unreadable
 from popxl_gpt.utils.files.bounded import read_bounded
-from popxl_gpt.utils.files.folders import EndedError
 from popxl_gpt.utils.files.hub import foreign_tokenizer, tokenizer_file
 from popxl_gpt.utils.pools import end_with_parent
 

@@ -22,9 +22,10 @@ from popxl_gpt.config.command_line import (
 )
 from popxl_gpt.config.flags import Flags
 from popxl_gpt.config.inference import AS_IN_TRAINING
-from popxl_gpt.config.leaves import checked, leaves
+from popxl_gpt.config.leaves import leaves
 from popxl_gpt.config.preparing import parse_preparation
 from popxl_gpt.config.schema import Config
+from popxl_gpt.config.validation import checked
 from popxl_gpt.data.dataset_info import implied_settings
 from popxl_gpt.demo.job.choice import (
     WAITING,

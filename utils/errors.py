@@ -73,6 +73,10 @@ class DataError(UserError):
     """
 
 
+class EndedError(DataError):
+    """Work that something outside of it has ended: what is done of it is good."""
+
+
 class PointerError(OSError):
     """A pointer of Git LFS in place of a file, which was not fetched."""
 

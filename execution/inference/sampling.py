@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from popxl_gpt.config.bounds import Count, PositiveOrZero, Seed, TopP
-from popxl_gpt.config.leaves import checked
+from popxl_gpt.config.validation import checked
 
 
 @dataclass(frozen=True, kw_only=True)

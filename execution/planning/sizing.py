@@ -50,7 +50,7 @@ LEAST_STEPS = 100
 """Steps of the smallest batch that a model needs which is larger for the sake of a small text: one
 that makes a handful has learned nothing.
 """
-SHRUNK, MOST_DECAY = 0.4, 0.2
+TOTAL_DECAY, MOST_DECAY = 0.4, 0.2
 """Weight decay times the rates of all steps, for each time that a text is seen again, and the
 largest weight decay: without it a model learns the text by heart. 3 layers of 192 come after 750
 steps of 4,096 tokens with rates up to 0.009, in bits per byte of held-out text, to 1.021 without
@@ -318,7 +318,7 @@ class _Sizing:
         warmup = training.warmup_steps if "warmup_steps" in self.known.given else warmup
         decay, again = training.weight_decay, self._epochs(config, steps) - 1
         if again > 0:
-            decay = min(MOST_DECAY, SHRUNK * again / (training.learning_rate * steps))
+            decay = min(MOST_DECAY, TOTAL_DECAY * again / (training.learning_rate * steps))
         return self._changed(
             config,
             weight_decay=decay,

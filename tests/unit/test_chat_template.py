@@ -18,8 +18,7 @@ from popxl_gpt.data.dataset import TokenDataset
 from popxl_gpt.data.masking import ids_of
 from popxl_gpt.data.prepare import main
 from popxl_gpt.data.tokenisation import load_tokenizer, tokenise
-from popxl_gpt.utils.errors import DataError
-from popxl_gpt.utils.files.folders import EndedError
+from popxl_gpt.utils.errors import DataError, EndedError
 
 SPECIAL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|eot|>", "<turn>", "</turn>", "<|endoftext|>"]  # fmt: skip
 IM = "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"

@@ -12,10 +12,9 @@ from popxl_gpt.data import preparation
 from popxl_gpt.data.dataset_info import implied_settings
 from popxl_gpt.data.sources import stdlib_source
 from popxl_gpt.data.token_files import find_files
-from popxl_gpt.utils.errors import DataError, UserError, failure_number
+from popxl_gpt.utils.errors import DataError, EndedError, UserError, failure_number
 from popxl_gpt.utils.files.folder_lock import FolderLock
 from popxl_gpt.utils.files.folders import (
-    EndedError,
     partial_folder,
     publish,
     resumable_folder,

@@ -17,8 +17,7 @@ from popxl_gpt.data.sources import text_source
 from popxl_gpt.data.text_tokenizer import TextTokenizer
 from popxl_gpt.demo.job.text import whole_lines
 from popxl_gpt.demo.job.writing import TextStream
-from popxl_gpt.utils.errors import DataError
-from popxl_gpt.utils.files.folders import EndedError
+from popxl_gpt.utils.errors import DataError, EndedError
 
 TEXTS = ["the cat sat on the mat", "日本 über  \n\tx", "", "🐈" * 9, "a" * 999, "<unk></s>"]
 

@@ -9,17 +9,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from popxl_gpt.utils.errors import DataError, io_failure, text_of
+from popxl_gpt.utils.errors import DataError, EndedError, io_failure, text_of
 from popxl_gpt.utils.files.folder_lock import locked
 from popxl_gpt.utils.files.plain import real_path
 from popxl_gpt.utils.files.whole import sync
 
 REPLACED = "-replaced"
 """Ends the name of a folder whose place another one takes."""
-
-
-class EndedError(DataError):
-    """Work that something outside of it has ended: what is done of it is good."""
 
 
 @contextmanager
