@@ -235,11 +235,23 @@ def test_wandb_keeps_steps_that_a_run_repeats(monkeypatch, tmp_path):
     log.log_histograms(2, {"weights/head/weight": Distribution(0.5, 1)})
     log.close()
     (file,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
-    records = records_of(file)
+    records = ended_records_of(file)
     assert history_of(records, "step") == [1, 2, 3, 2, 3, 2]
     assert history_of(records, "loss") == [1, 2, 3, 2, 3]
     axes = {r.metric.glob_name: r.metric.step_metric for r in records if r.HasField("metric")}
     assert axes["*"] == "step"
+
+
+def ended_records_of(path: Path) -> "list[Any]":
+    """What a file of wandb's holds once a run has ended: a process of wandb's own writes it, and
+    `close` does not wait for that."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        records = records_of(path)
+        if any(record.HasField("exit") for record in records):
+            return records
+        time.sleep(0.05)
+    raise AssertionError(f"{path} has no end")
 
 
 def records_of(path: Path) -> "list[Any]":
@@ -253,6 +265,8 @@ def records_of(path: Path) -> "list[Any]":
             at += 2**15 - at % 2**15
             continue
         size, kind = struct.unpack_from("<HB", content, at + 4)
+        if at + 7 + size > len(content):
+            break  # not yet written to its end
         parts += content[at + 7 : at + 7 + size]
         at += 7 + size
         if kind in (1, 4):
