@@ -52,7 +52,7 @@ def _add_product(
     factors = (lhs, *lhs.stride(), rhs, *rhs.stride())
     native.call(
         "accumulate_product",
-        (),
+        (lhs.dtype,),
         *factors,
         t,
         t.stride(0),

@@ -6,6 +6,7 @@ import torch
 
 from popxl_engine.kernels.linalg import (
     matrix_product,
+    multiplied,
     multiplies_halves,
     product,
     rows_on_boundaries,
@@ -50,13 +51,7 @@ def masked_scores(
 @kernel("fused_gemm")
 def gemm(lhs: torch.Tensor, rhs: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """lhs @ rhs, plus a bias where there is one: by the library's tiles where it has them."""
-    (rows, inner), columns = lhs.shape, rhs.shape[1]
     if not native.multiplies(lhs, rhs):
         return product(lhs, rhs, lhs.dtype) if bias is None else gemm_bias(lhs, rhs, bias)
-    y = rows_on_boundaries(rows, columns, lhs, TILE_ROW)
-    added, factors = (
-        None if bias is None else bias.contiguous(),
-        (lhs, *lhs.stride(), rhs, *rhs.stride()),
-    )
-    native.call("multiply_add", (), *factors, added, y, y.stride(0), rows, columns, inner)
-    return y
+    y = rows_on_boundaries(lhs.shape[0], rhs.shape[1], lhs, TILE_ROW)
+    return multiplied(lhs, rhs, bias, y)

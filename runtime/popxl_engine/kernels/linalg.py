@@ -1,7 +1,6 @@
 """Matrix products. 16-bit types accumulate in float32."""
 
 import functools
-from pathlib import Path
 
 import torch
 from popxl import dtypes
@@ -42,16 +41,12 @@ def prefers_onednn() -> bool:
     MKL leaves AVX-512 alone on AMD's CPUs. Decided by the kind of CPU, not by measuring, so that
     the same machine gives the same bits. oneDNN is twice as fast there (docs/performance.md).
     """
-    if (
-        not hasattr(torch.ops.mkldnn, "_linear_pointwise")
-        or torch.backends.cpu.get_cpu_capability() != "AVX512"
-        or not instruction_sets.may_use("avx512f")
-    ):
-        return False
-    try:
-        return "AuthenticAMD" in Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return False
+    return (
+        hasattr(torch.ops.mkldnn, "_linear_pointwise")
+        and torch.backends.cpu.get_cpu_capability() == "AVX512"
+        and instruction_sets.may_use("avx512f")
+        and instruction_sets.is_amd()
+    )
 
 
 SMALL = 4096
@@ -98,6 +93,8 @@ def matrix_product(
         return few_rows(lhs, rhs, bias)
     if lhs.is_cuda:
         return aligned_product(lhs, rhs, bias)
+    if lhs.dtype == torch.float32 and native.multiplies(lhs, rhs):
+        return multiplied(lhs, rhs, bias, lhs.new_empty(lhs.shape[0], rhs.shape[1]))
     rhs = dense(rhs)
     if lhs.dtype == torch.float32 and prefers_onednn() and lhs.numel() and rhs.numel() >= SMALL:
         lhs = lhs.contiguous()  # oneDNN would do it inside, where plans of memory do not see it
@@ -106,6 +103,17 @@ def matrix_product(
         )
         return result
     return torch.mm(lhs, rhs) if bias is None else torch.addmm(bias, lhs, rhs)
+
+
+def multiplied(
+    lhs: torch.Tensor, rhs: torch.Tensor, bias: torch.Tensor | None, y: torch.Tensor
+) -> torch.Tensor:
+    """lhs @ rhs + bias, in y, of matrices that the library `multiplies`."""
+    (rows, inner), columns = lhs.shape, rhs.shape[1]
+    added = None if bias is None else bias.contiguous()
+    factors = (lhs, *lhs.stride(), rhs, *rhs.stride())
+    native.call("multiply_add", (lhs.dtype,), *factors, added, y, y.stride(0), rows, columns, inner)
+    return y
 
 
 def aligned_product(

@@ -13,6 +13,7 @@ from popxl.ops.newton_schulz import Coefficients, is_by_gram_matrix
 from popxl_engine.kernels.linalg import matrix_product, multiplies_halves, prefers_onednn
 from popxl_engine.kernels.registry import kernel
 from popxl_engine.kernels.rounding import TORCH_HALF_DTYPES, as_float32
+from popxl_engine.native import library as native
 
 BLOCKS, SMALLEST_BLOCKED = 3, 384
 """Blocks along a side of a symmetric product in float32, of which six of nine are computed; smaller
@@ -93,7 +94,7 @@ def stacked_product(
             y[:, own, right] = stacked_product(lhs[:, own], rhs[:, :, right], alpha, block, beta)
             y[:, (i + 1) * size :, own] = y[:, own, (i + 1) * size :].mT
         return y
-    if is_float32 and len(lhs) and prefers_onednn():
+    if is_float32 and len(lhs) and (prefers_onednn() or native.multiplies(lhs[0], rhs[0])):
         y = torch.stack([matrix_product(a, b) for a, b in zip(lhs, rhs)])
         y = y if alpha == 1.0 else y.mul_(alpha)
         return y if added is None else y.add_(added, alpha=beta)

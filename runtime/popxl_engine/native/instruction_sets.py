@@ -37,7 +37,7 @@ BF16 = V4 | {"avx512_bf16"}
 AMX = BF16 | {"amx_tile", "amx_bf16"}
 V4_BF16 = ("-march=x86-64-v4", "-mavx512bf16")
 PRODUCTS = frozenset(
-    "refuses_tiles accumulate_product multiply_add multiply_ceiling_bf16".split()
+    "refuses_tiles accumulate_product_bf16 multiply_add_bf16 multiply_ceiling_bf16".split()
     + "newton_schulz_bf16 newton_schulz_scratch_bf16".split()
 )
 """Products of bfloat16, by its dot products or by tiles."""
@@ -79,9 +79,22 @@ def named() -> InstructionSet | None:
     )
 
 
+def in_use() -> InstructionSet | None:
+    """The set whose kernels run here: the named one, or the best; None: this is no x86-64."""
+    return named() or next(iter(playable()), None)
+
+
+def is_amd() -> bool:
+    """Whether this CPU is one of AMD's."""
+    try:
+        return "AuthenticAMD" in Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
+
+
 def multiplies_bfloat16() -> bool:
     """Whether kernels may multiply in bfloat16: by dot products or by tiles of this CPU."""
-    level = named() or next(iter(playable()), None)
+    level = in_use()
     return level is not None and level.instructions >= BF16
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from popxl_engine.native import build
+from popxl_engine.native import build, instruction_sets
 
 SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -50,8 +50,8 @@ SIGNATURES = {
     "newton_schulz": ("pppnnnffffnn", 1),
     "newton_schulz_scratch": ("nn", 1),
     "random_words": ("pnnn", 0),
-    "accumulate_product": ("pnnpnnpnffnnnp", 0),
-    "multiply_add": ("pnnpnnppnnnn", 0),
+    "accumulate_product": ("pnnpnnpnffnnnp", 1),
+    "multiply_add": ("pnnpnnppnnnn", 1),
     "multiply_small": ("ppppp", 1),
     "multiply_few": ("pnpnnppnnn", 1),
     "attend": ("pnnn" * 3 + "ppnnffpp" + "pnnn" + "nnnnn" + "pnnf", 1),
@@ -143,18 +143,37 @@ def attends(*tensors: torch.Tensor) -> bool:
     return library() is not None and (dtype != torch.bfloat16 or not _are_tiles_refused())
 
 
-def multiplies(lhs: torch.Tensor, rhs: torch.Tensor) -> bool:
-    """Whether `multiply_add` can multiply these matrices.
+LARGE_OPERAND = 2**14
+"""Elements of a right operand, at least, whose packing MKL saves. The rows do not count: they may
+come in several parts, of the same bits."""
 
-    They are bfloat16, on a CPU that multiplies it, not empty, and have a stride of 1.
+
+def multiplies(lhs: torch.Tensor, rhs: torch.Tensor) -> bool:
+    """Whether `multiply_add` can multiply these matrices, and is the fastest way.
+
+    They are not empty, and have a stride of 1: bfloat16 on a CPU that multiplies it, or float32
+    where `outpaces_mkl`.
     """
-    return (
-        lhs.dtype == rhs.dtype == torch.bfloat16
-        and all(_is_here(t) for t in (lhs, rhs))
-        and all(1 in t.stride() for t in (lhs, rhs))
-        and min(lhs.numel(), rhs.numel()) > 0
-        and has_tiles()
-    )
+    if (
+        lhs.dtype != rhs.dtype
+        or not all(_is_here(t) and 1 in t.stride() for t in (lhs, rhs))
+        or min(lhs.numel(), rhs.numel()) == 0
+    ):
+        return False
+    if lhs.dtype == torch.bfloat16:
+        return has_tiles()
+    return lhs.dtype == torch.float32 and rhs.numel() >= LARGE_OPERAND and outpaces_mkl()
+
+
+@functools.cache
+def outpaces_mkl() -> bool:
+    """Whether the library multiplies float32 faster than MKL, which has nothing of its own for
+    AMD's CPUs. Of those with AVX-512 oneDNN is faster. Decided by the kind of CPU, not by
+    measuring, so that the same machine gives the same bits.
+    """
+    level = instruction_sets.in_use()
+    is_avx2 = level is not None and level.name == "avx2"
+    return is_avx2 and instruction_sets.is_amd() and library() is not None
 
 
 FEW_ROWS, LARGE_MATRIX = 8, 2**16

@@ -322,10 +322,10 @@ int64_t refuses_tiles() { return products::refused(); }
 
 // total = old * total + weight * left @ right. squares, which may be null: one number, the sum of
 // total's squares then.
-void accumulate_product(const bfloat16* left, int64_t left_row, int64_t left_k,
-                        const bfloat16* right, int64_t right_k, int64_t right_column, float* total,
-                        int64_t stride, float old, float weight, int64_t rows, int64_t columns,
-                        int64_t k, float* squares, int threads) {
+void accumulate_product_bf16(const bfloat16* left, int64_t left_row, int64_t left_k,
+                             const bfloat16* right, int64_t right_k, int64_t right_column,
+                             float* total, int64_t stride, float old, float weight, int64_t rows,
+                             int64_t columns, int64_t k, float* squares, int threads) {
   using namespace products;
   static thread_local Workspace workspace;
   const int64_t panels = squares == nullptr ? 0 : ceil_div(rows, PANEL) * ceil_div(columns, PANEL);
@@ -343,9 +343,10 @@ void accumulate_product(const bfloat16* left, int64_t left_row, int64_t left_k,
 }
 
 // y = left @ right + bias; bias may be null.
-void multiply_add(const bfloat16* left, int64_t left_row, int64_t left_k, const bfloat16* right,
-                  int64_t right_k, int64_t right_column, const bfloat16* bias, bfloat16* y,
-                  int64_t stride, int64_t rows, int64_t columns, int64_t k, int threads) {
+void multiply_add_bf16(const bfloat16* left, int64_t left_row, int64_t left_k,
+                       const bfloat16* right, int64_t right_k, int64_t right_column,
+                       const bfloat16* bias, bfloat16* y, int64_t stride, int64_t rows,
+                       int64_t columns, int64_t k, int threads) {
   using namespace products;
   static thread_local Workspace workspace;
   const bool is_large = rows * columns * int64_t(sizeof(bfloat16)) >= LARGE,
