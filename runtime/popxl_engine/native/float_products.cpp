@@ -18,9 +18,9 @@ using packing::DEPTH, packing::Lines, packing::pack;
 using products::Workspace;
 
 constexpr int64_t ROWS = WIDTH == 16 ? 12 : 6, COLUMNS = LANES;  // of a block
-constexpr int64_t HEIGHT = 144;        // rows that a thread packs, at most
-constexpr int64_t HELD = 1 << 20;      // numbers of the result that more and more k are added to
-constexpr int64_t NARROWEST = 512;     // columns that are packed, at least
+constexpr int64_t HEIGHT = 144;    // rows that a thread packs, at most
+constexpr int64_t HELD = 1 << 20;  // numbers of the result that more and more k are added to
+constexpr int64_t NARROWEST = 512, WIDEST = 4096;  // columns that are packed: least, most
 constexpr int64_t SOON = 8 * COLUMNS;  // packed numbers that are fetched before they are needed
 
 // y = old * y + weight * left @ right + bias.
@@ -100,7 +100,7 @@ void multiply(const Lines<float>& left, const Lines<float>& right, int64_t k_cou
   const auto part_of = [](int64_t size, int64_t parts, int64_t unit) {
     return ceil_div(ceil_div(size, parts), unit) * unit;
   };
-  const int64_t widest = std::max(HELD / to.rows, NARROWEST);
+  const int64_t widest = std::clamp(HELD / to.rows, NARROWEST, WIDEST);
   const int64_t width = part_of(to.columns, ceil_div(to.columns, widest), COLUMNS);
   const int64_t heights = ceil_div(ceil_div(to.rows, HEIGHT), threads) * threads;
   const int64_t height = part_of(to.rows, heights, ROWS);

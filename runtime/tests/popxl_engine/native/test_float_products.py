@@ -28,6 +28,7 @@ SIZES = [
     (150, 1000, 40),
     (300, 64, 1100),
     (3000, 5, 700),
+    (9, 20, 5000),
 ]
 """Rows, terms, columns: edges of blocks, several parts of sums, of rows and of columns."""
 LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

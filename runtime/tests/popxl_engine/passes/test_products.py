@@ -247,7 +247,17 @@ def test_a_large_total_that_is_written_once_is_the_product(columns: int, threads
         assert native.adds_product(total, lhs, rhs)
         factors = (lhs, *lhs.stride(), rhs, *rhs.stride())
         native.call(
-            "accumulate_product", (lhs.dtype,), *factors, total, 1024, 0.0, 0.5, rows, columns, inner, None
+            "accumulate_product",
+            (lhs.dtype,),
+            *factors,
+            total,
+            1024,
+            0.0,
+            0.5,
+            rows,
+            columns,
+            inner,
+            None,
         )
         torch.testing.assert_close(total, 0.5 * (lhs.float() @ rhs.float()), rtol=1e-5, atol=1e-5)
         assert whole[:, columns:].isnan().all()
