@@ -8,6 +8,7 @@ from popxl import Tensor, ops
 from popxl.ops.call import CallSiteInfo, flattened
 from popxl.sharing import set_sharing, sharing_of
 from popxl.transforms.autodiff import GradGraphInfo
+from popxl.transforms.storage import Summaries
 
 from popxl_addons.grad_tensors import _Aux
 from popxl_addons.named_tensors import NamedTensors, TensorMap
@@ -228,3 +229,11 @@ def input_like(graph: popxl.Graph, t: Tensor) -> Tensor:
     made = popxl.graph_input(t.shape, t.dtype, t.name, by_ref, t.meta_shape or None)
     set_sharing(made, sharing_of(t))
     return made
+
+
+def changed_results(graph: popxl.Graph) -> set[Tensor]:
+    """Inputs that a graph takes by value, changes in place and gives back: only the result of a
+    call has the change.
+    """
+    kept = set(graph.outputs) - graph._by_ref_inputs
+    return kept.intersection(graph.inputs, Summaries().modified_storage(graph))

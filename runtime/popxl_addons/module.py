@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import popxl
 from popxl import ReplicaGrouping, Tensor
+from popxl.transforms.autodiff import results_of
 
 from popxl_addons.custom_grad import (
     build_custom_grad_graph,
@@ -249,7 +250,7 @@ class Module(popxl.Module, metaclass=NameScopeMeta):
 
         def call(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
             factories, graph = module.create_graph(*args, **kwargs)
-            outputs = len(graph.graph.outputs)
+            results = len(results_of(graph.graph))
             self._called_grads.update(graph.called_graphs_grad_info)
             if autodiff in ("build_grad", "autodiff") or (
                 autodiff == "auto" and module.implements_grad_graph
@@ -260,7 +261,7 @@ class Module(popxl.Module, metaclass=NameScopeMeta):
                     method=autodiff,
                 )
             variables = self.add_variable_inputs(scope, factories)
-            return graph.bind(variables).call(*tensors_of_call(module, *args, **kwargs))[:outputs]
+            return graph.bind(variables).call(*tensors_of_call(module, *args, **kwargs))[:results]
 
         return call
 

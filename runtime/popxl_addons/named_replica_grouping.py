@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Callable
 
 import popdist
 import popxl
@@ -33,15 +32,12 @@ def get_instance_replica_grouping(
     """The part of a grouping (default: all replicas) inside one process. ValueError if processes
     differ in pattern.
     """
-    local = popxl.gir().instance_replication_factor
-    return _inside(
-        replica_grouping, lambda replica: replica // local, "get_instance_replica_grouping"
-    )
+    return _inside(replica_grouping, _instance_size(), "get_instance_replica_grouping")
 
 
 def is_cross_instance(replica_grouping: ReplicaGrouping) -> bool:
     """Whether a group spans processes."""
-    return get_instance_replica_grouping(replica_grouping) != replica_grouping
+    return _is_cross(replica_grouping, _instance_size())
 
 
 def get_ild_size_from_popdist() -> int:
@@ -59,22 +55,30 @@ def get_ild_replica_grouping(replica_grouping: ReplicaGrouping | None = None) ->
     """The part of a grouping (default: all) inside one link domain. ValueError if domains differ in
     pattern.
     """
-    size = get_ild_size_from_popdist()
-    return _inside(replica_grouping, lambda replica: replica // size, "get_ild_replica_grouping")
+    return _inside(replica_grouping, get_ild_size_from_popdist(), "get_ild_replica_grouping")
 
 
 def is_cross_ild(replica_grouping: ReplicaGrouping) -> bool:
     """Whether a group spans link domains."""
-    return get_ild_replica_grouping(replica_grouping) != replica_grouping
+    return _is_cross(replica_grouping, get_ild_size_from_popdist())
 
 
-def _inside(
-    rg: ReplicaGrouping | None, domain: Callable[[int], int], where: str
-) -> ReplicaGrouping:
-    """The coarsest grouping whose groups lie inside one of ``rg``'s groups and one domain."""
+def _instance_size() -> int:
+    return popxl.gir().instance_replication_factor
+
+
+def _is_cross(rg: ReplicaGrouping, size: int) -> bool:
+    """Whether a group spans domains of ``size`` replicas."""
+    return any(len({replica // size for replica in members}) > 1 for members in rg.groups)
+
+
+def _inside(rg: ReplicaGrouping | None, size: int, where: str) -> ReplicaGrouping:
+    """The coarsest grouping whose groups lie inside one of ``rg``'s groups and one domain of
+    ``size`` replicas.
+    """
     ir = popxl.gir()
     rg = rg or ir.replica_grouping()
-    keys = [(group, domain(replica)) for replica, group in enumerate(rg.assignment)]
+    keys = [(group, replica // size) for replica, group in enumerate(rg.assignment)]
     order = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     try:
         return ir.replica_grouping_from_assignments([order[key] for key in keys])

@@ -45,6 +45,7 @@ class TaskSession(popxl.Session):
         args, kwargs: go to `popxl.Session`.
     Raises:
         ValueError: max_checkpoints is less than 1.
+        TypeError: state that is neither a variable nor the shard of one.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class TaskSession(popxl.Session):
         # Streams by name, or the list that was given: only the caller knows which.
         self.inputs: Any = inputs if isinstance(inputs, InputStreams) else list(inputs)
         self.outputs: Any = outputs if isinstance(outputs, OutputStreams) else list(outputs)
-        self.state = state
+        self.state = self._variables_of(state)
         self.max_checkpoints = max_checkpoints
         self.session_state: dict[str, Any] = {"steps": 0}
         self._dataloader: Any = None
@@ -104,6 +105,18 @@ class TaskSession(popxl.Session):
 
     # state
 
+    def _variables_of(self, state: NamedTensors) -> NamedTensors:
+        """The same names, with the variable of each shard in its place."""
+        whole = {v.shard: v for v in self.ir.main_graph.variables if v.shard is not None}
+        named = state.map(lambda t: whole.get(t, t))
+        for name, t in named.to_dict().items():
+            if not isinstance(t, Variable):
+                raise TypeError(
+                    f"TaskSession: got %{t.name} as state '{name}'; expected a variable, or the "
+                    "shard of one."
+                )
+        return named
+
     def _variables_by_name(self) -> dict[str, Variable]:
         return cast(dict[str, Variable], self.state.to_dict())
 
@@ -119,26 +132,25 @@ class TaskSession(popxl.Session):
         """Copy the state of another session, by name. ValueError for names missing there, with
         "error".
         """
-        self._write_state(
-            src.get_named_tensors_data().to_dict(), "load_from_session", report_missing
-        )
+        data = src.get_named_tensors_data().to_dict()
+        self.write_variables_data(self._new_values(data, "load_from_session", report_missing))
 
-    def _write_state(
+    def _new_values(
         self,
         data: Mapping[str, np.ndarray],
         where: str,
         report_missing: ReportMissingMethods,
         skipped: Collection[str] = (),
-    ) -> None:
+    ) -> dict[Variable, np.ndarray]:
+        """The values to be written, checked; those that are missing are reported."""
         named = self._variables_by_name()
-        self._report_missing(
-            [n for n in named if n not in data and n not in skipped], where, report_missing
-        )
-        values = {}
-        for name, variable in named.items():
-            if name in data:
-                values[variable] = self._checked(name, variable, data[name], where)
-        self.write_variables_data(values)
+        missing = [name for name in named if name not in data and name not in skipped]
+        _report_missing(missing, where, "one for each variable of the state", report_missing)
+        return {
+            variable: self._checked(name, variable, data[name], where)
+            for name, variable in named.items()
+            if name in data
+        }
 
     def _checked(self, name: str, variable: Variable, value: np.ndarray, where: str) -> np.ndarray:
         dtype, shape = variable.dtype.as_numpy(), tuple(variable.shape_on_host)
@@ -148,21 +160,6 @@ class TaskSession(popxl.Session):
                 f"{dtype}{list(shape)}. Use the checkpoint of a program with the same state."
             )
         return value
-
-    def _report_missing(self, missing: list[str], where: str, report: ReportMissingMethods) -> None:
-        if report not in ("none", "warn", "error"):
-            raise ValueError(
-                f"{where}: got report_missing {report!r}; expected 'none', 'warn' or 'error'."
-            )
-        if not missing or report == "none":
-            return
-        message = (
-            f"{where}: got no values for {', '.join(missing)}; expected one for each variable of "
-            "the state."
-        )
-        if report == "error":
-            raise ValueError(message + " Pass report_missing='warn' to keep their present values.")
-        _logger.warning(message)
 
     # checkpoints
 
@@ -175,14 +172,27 @@ class TaskSession(popxl.Session):
                 artifact of it.
         Raises:
             ValueError: a checkpoint that is to be kept is inside that place.
+            RuntimeError: instance 0, which raises another error itself, wrote none.
         """
+        failure: Exception | None = None
         with together(self, "save_checkpoint"):  # values and session_state of one moment
             # every instance takes part in reading the variables
             values = self.get_named_tensors_data().to_dict()
             if popdist.getInstanceIndex() == 0:
-                self._save(checkpoint_dir, values)
+                try:
+                    self._save(checkpoint_dir, values)
+                except Exception as error:  # the others wait to hear of it
+                    failure = error
+        said = None if failure is None else f"{type(failure).__name__}: {failure}"
         if self.ir.replication_factor > self.ir.instance_replication_factor:
-            exchange.barrier(f"waiting for {checkpoint_dir}")
+            said = exchange.gather_patiently(said, f"waiting for {checkpoint_dir}")[0]
+        if failure is not None:
+            raise failure
+        if said is not None:
+            raise RuntimeError(
+                f"save_checkpoint: got no checkpoint {checkpoint_dir} of instance 0 ({said}); "
+                "expected one. Look at its error."
+            )
 
     def _save(self, checkpoint_dir: str, values: Mapping[str, np.ndarray]) -> None:
         if checkpoint_dir.startswith(WANDB_PREFIX):
@@ -231,7 +241,8 @@ class TaskSession(popxl.Session):
         Everything is read and checked before anything is overwritten.
 
         Args:
-            report_missing: what to do about variables that the checkpoint lacks.
+            report_missing: what to do about variables that the checkpoint lacks, or the
+                dataloader's position.
             skip_memmap: leave memory-mapped variables as they are.
         Raises:
             FileNotFoundError: no checkpoint there.
@@ -255,13 +266,17 @@ class TaskSession(popxl.Session):
                 skipped.add(name)
             elif raw.exists():
                 data[name] = _read_raw(raw, variable)
-        info = folder / "session_info.json"
+        info, position = folder / "session_info.json", folder / "dataloader.bin"
         state = _read_json(info) if info.exists() else {"steps": 0}
+        where = f"load_checkpoint({folder})"
+        values = self._new_values(data, where, report_missing, skipped)
+        if self._dataloader is not None and not position.exists():
+            _report_missing([position.name], where, "the dataloader's position", report_missing)
+        elif self._dataloader is not None:
+            self._dataloader.resume(filename=str(position))  # it may be damaged, too
         with together(self, "load_checkpoint"):
-            self._write_state(data, f"load_checkpoint({folder})", report_missing, skipped)
+            self.write_variables_data(values)
             self.session_state = state
-        if self._dataloader is not None and (folder / "dataloader.bin").exists():
-            self._dataloader.resume(filename=str(folder / "dataloader.bin"))
 
     # wandb
 
@@ -297,6 +312,21 @@ def initialise_memmap_dir_from_checkpoint(checkpoint_dir: str, memmap_dir: str) 
         RemoteMemoryError: it does not take them, or another user can write to it.
     """
     copy_files(sorted((Path(checkpoint_dir) / "model").glob("*.npy")), Path(memmap_dir))
+
+
+def _report_missing(
+    missing: list[str], where: str, expected: str, report: ReportMissingMethods
+) -> None:
+    if report not in ("none", "warn", "error"):
+        raise ValueError(
+            f"{where}: got report_missing {report!r}; expected 'none', 'warn' or 'error'."
+        )
+    if not missing or report == "none":
+        return
+    message = f"{where}: got no values for {', '.join(missing)}; expected {expected}."
+    if report == "error":
+        raise ValueError(message + " Pass report_missing='warn' to keep what is there now.")
+    _logger.warning(message)
 
 
 def _damaged(path: Path, reason: object) -> ValueError:

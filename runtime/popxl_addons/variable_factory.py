@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import repeat, starmap
 from pathlib import Path
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import popdist
@@ -24,6 +25,8 @@ from popxl_addons.named_replica_grouping import NamedReplicaGrouping
 from popxl_addons.named_tensors import NamedTensors
 
 DataSource = Callable[[], HostTensor] | Iterable[HostTensor]
+_FILES: "WeakKeyDictionary[popxl.Ir, set[Path]]" = WeakKeyDictionary()
+"""The files that the variables of a program are in."""
 
 
 class _Peekable(Iterator[HostTensor]):
@@ -256,11 +259,19 @@ class VariableFactory:
     def _data(
         self, name: str | None, empty: bool, memmap_dir: str | None, read_only: bool
     ) -> np.ndarray:
-        return (
-            self.next_data(empty)
-            if memmap_dir is None
-            else self.next_memmap(memmap_dir, str(name), empty, read_only)
-        )
+        """Data of a variable of the current Ir, which no other one has if they are in a file."""
+        if memmap_dir is None:
+            return self.next_data(empty)
+        files = _FILES.setdefault(popxl.gir(), set())
+        path = Path(memmap_dir).resolve() / f"{name}.npy"
+        if path in files:
+            raise ValueError(
+                f"variable '{name}': got {path}, which another variable of the program is in; "
+                "expected a file for each. Pass a prefix."
+            )
+        data = self.next_memmap(memmap_dir, str(name), empty, read_only)
+        files.add(path)
+        return data
 
 
 def _join(prefix: str | None, name: str | None) -> str | None:

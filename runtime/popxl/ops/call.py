@@ -89,7 +89,11 @@ class CallSiteInfo:
         return self.outputs[idx]
 
     def graph_to_parent(self, graph_tensor: Tensor) -> Tensor:
-        """The caller's tensor for an input or output of the graph. ValueError if it is neither."""
+        """The caller's tensor for an input or output of the graph. ValueError if it is neither.
+
+        What is both is the caller's input, but the result where the graph takes it by value and
+        writes in place: nothing else has the change.
+        """
         found = self._parents().get(graph_tensor)
         if found is None:
             raise ValueError(
@@ -104,8 +108,11 @@ class CallSiteInfo:
         ours, results = graph._outputs, self._op._outputs
         sizes = len(graph._inputs), len(ours), len(results)
         if self._known_for[0] is not given or self._known_for[1:] != sizes:
-            pairs = [*zip(graph._inputs, given), *zip(ours, results)]
-            self._known, self._known_for = dict(reversed(pairs)), (given, *sizes)
+            inputs, outputs = zip(graph._inputs, given), dict(reversed([*zip(ours, results)]))
+            self._known, self._known_for = {**outputs, **dict(inputs)}, (given, *sizes)
+            if any(op.written for op in graph._ops):
+                by_value = (t for t in outputs if not self._op.is_by_reference(t))
+                self._known.update((t, outputs[t]) for t in by_value)
         return self._known
 
     def parent_to_graph(self, parent_tensor: Tensor) -> Tensor:

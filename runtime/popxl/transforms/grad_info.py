@@ -183,8 +183,9 @@ class GradGraphInfo:
         """
         self._check_call(fwd_call_info, self._forward_graph, "fwd_parent_ins_to_grad_parent_outs")
         result: dict[Tensor, Tensor] = {}
+        given = dict(zip(self._forward_graph.inputs, fwd_call_info.inputs))
         for inner, gradient in self.fwd_graph_ins_to_grad_parent_outs(grad_call_info).items():
-            outer = fwd_call_info.graph_to_parent(inner)
+            outer = given[inner] if inner in given else fwd_call_info.graph_to_parent(inner)
             if outer in result:
                 raise GraphError(
                     f"fwd_parent_ins_to_grad_parent_outs: got %{outer.name} for two inputs of "

@@ -20,7 +20,7 @@ class LayerNormDistributed(Module):
         self.replica_grouping = replica_grouping
 
     def build(self, x: Tensor, eps: float = 1e-5) -> Tensor:
-        """Shapes: ``[N, C/size] -> [N, C/size]``."""
+        """Shapes: ``[N, C/size] -> [N, C/size]``. ValueError for another rank."""
         sharing = self.replica_grouping.transpose() if self.replica_grouping is not None else None
         size = x.shape[-1]
         self.weight = self.add_variable_input(

@@ -11,6 +11,7 @@ from popxl.sharing import sharing_of
 from popxl.tensor import Constant
 from popxl.transforms.autodiff import ExpectedConnection, GradGraphInfo
 from popxl.transforms.clone import clone_constant, clone_op
+from popxl.transforms.storage import Summaries
 
 from popxl_addons.dot_tree import sanitise
 from popxl_addons.graph import CalledGraphsGradInfo, GraphWithNamedArgs, input_like
@@ -115,8 +116,10 @@ def _emit_accumulating(
     counter: Tensor,
 ) -> None:
     """Emit the graph's ops in the current graph, each gradient going into its accumulators as soon
-    as it is there.
+    as it is there, or at the end where ops write to it in place.
     """
+    summaries = Summaries()
+    written = summaries.modified_storage(graph)
 
     def value(t: Tensor) -> Tensor:
         if t not in values:
@@ -127,15 +130,16 @@ def _emit_accumulating(
         for accumulator in accumulators.get(t, ()):
             ops.var_updates.accumulate_mean_(accumulator, value(t), counter)
 
-    produced: set[Tensor] = set()
+    done: set[Tensor] = set()
     for op in graph.ops:
         values.update(zip(op.outputs, clone_op(op, value).outputs))
-        produced.update(op.outputs)
         for t in op.outputs:
-            accumulate(t)
-    for t in graph.outputs:
+            if summaries.roots(t).isdisjoint(written):
+                accumulate(t)
+                done.add(t)
+    for t in dict.fromkeys(graph.outputs):
         value(t)
-        if t not in produced:
+        if t not in done:
             accumulate(t)
     ops.add_(counter, popxl.constant(1, popxl.float32))
 

@@ -11,8 +11,9 @@ from typing import Literal
 import popxl
 from popxl import DeviceToHostStream, HostToDeviceStream, RemoteBuffer, ReplicaGrouping, Tensor
 from popxl.transforms.autodiff import ExpectedConnectionType
+from popxl.transforms.storage import Summaries
 
-from popxl_addons.graph import GraphWithNamedArgs
+from popxl_addons.graph import GraphWithNamedArgs, changed_results
 from popxl_addons.named_tensors import NamedTensors
 from popxl_addons.remote import create_remote_buffer
 from popxl_addons.rts import replica_sharded_spec
@@ -67,8 +68,8 @@ def batch_serialise(
     Args:
         load_handles: {input of graph: stream or buffer}.
         store_streams, store_buffers: {tensor of graph: where it goes}; inputs that were loaded from
-            a buffer stay
-        there. seed_input: the input that is a random seed.
+            a buffer stay there, unless the graph changes them in place.
+        seed_input: the input that is a random seed.
         rows: rows in the buffers, which grow to hold them.
         io_mode: where the transfers run. Every mode gives the same values; the engine overlaps
             transfers by itself.
@@ -150,13 +151,14 @@ def batch_serialise_non_overlapped(
     _check_arguments(
         graph.graph, steps, rows, load_handles, [*store_streams, *store_buffers], seed_input
     )
-    from_buffers = {t for t, handle in load_handles.items() if isinstance(handle, RemoteHandle)}
+    stay = {t for t, handle in load_handles.items() if isinstance(handle, RemoteHandle)}
+    stay -= Summaries().modified_storage(graph.graph)
     plan = SerialPlan(
         graph.graph,
         steps,
         dict(load_handles),
         dict(store_streams),
-        {t: handle for t, handle in store_buffers.items() if t not in from_buffers},
+        {t: handle for t, handle in store_buffers.items() if t not in stay},
         seed_input,
         use_io_tiles,
     )
@@ -184,8 +186,8 @@ def batch_serialise_fwd_and_grad(
     """`batch_serialise` for a graph and its gradient, with the activations that connect them.
 
     An activation is given by name where it is among ``named_inputs_for_grad_graph``, loaded again
-    where the forward graph loads it from a buffer, and otherwise stored by the forward graph in a
-    buffer of its own.
+    where the forward graph loads it from a buffer, and otherwise, or where the forward graph
+    changes it in place, stored by the forward graph in a buffer of its own.
 
     Args:
         load_handles, store_streams, store_buffers: as for `batch_serialise`, for tensors of either
@@ -193,10 +195,18 @@ def batch_serialise_fwd_and_grad(
         named_inputs_for_grad_graph: forward inputs that the gradient's caller passes by name, in
         most cases the variables.
     Raises:
-        ValueError: an incoming gradient without a load handle.
+        ValueError: an incoming gradient without a load handle, a key that is in neither graph, or a
+            grouping for what gets no buffer of its own.
         RuntimeError: an activation that is neither input nor output of the forward graph.
     """
     fwd, grad = forward_graph.graph, gradient_graph.graph
+    for t in (*load_handles, *store_streams, *store_buffers):
+        if t not in fwd and t not in grad:
+            raise ValueError(
+                f"batch_serialise_fwd_and_grad: got a handle for %{t.name}; expected tensors of "
+                f"graph '{fwd.name}' or '{grad.name}'. Take those of the gradient graph that is "
+                "given here."
+            )
     loads = {t: _as_load(handle) for t, handle in load_handles.items()}
     groups = {
         t: handle for t, handle in store_buffers.items() if isinstance(handle, ReplicaGrouping)
@@ -209,7 +219,7 @@ def batch_serialise_fwd_and_grad(
     fwd_stores = {t: handle for t, handle in stores.items() if t in fwd}
     grad_loads = {t: handle for t, handle in loads.items() if t in grad}
     names = {t: name for name, t in named_inputs_for_grad_graph.to_dict().items()}
-    grad_args, own = NamedTensors(), set[int]()
+    grad_args, own, changed = NamedTensors(), set[int](), changed_results(fwd)
 
     info = gradient_graph.grad_graph_info
     for t, connection in zip(grad.inputs, info.expected_inputs):
@@ -222,11 +232,18 @@ def batch_serialise_fwd_and_grad(
                 )
         elif t in grad_loads:
             continue
-        elif source in names:
+        elif source in names and source not in changed:
             grad_args._put(names[source], t, own=own)
         else:
-            grad_loads[t] = _activation_handle(fwd, source, loads, fwd_stores, groups, steps, rows)
+            known = {} if source in changed else loads
+            grad_loads[t] = _activation_handle(fwd, source, known, fwd_stores, groups, steps, rows)
     grad_args.update(gradient_graph.args)
+    for t in groups:
+        if t not in fwd_stores:
+            raise ValueError(
+                f"batch_serialise_fwd_and_grad: got a replica grouping for %{t.name}; expected it "
+                "for an activation that gets a buffer of its own. Leave it out."
+            )
 
     fwd_result = batch_serialise(
         forward_graph,

@@ -7,6 +7,7 @@ from functools import cached_property
 import popxl
 from popxl import Tensor, ops
 from popxl.collection import without_collection
+from popxl.errors import GraphError
 from popxl.op_records import Op, op_cost
 from popxl.transforms.autodiff import (
     ExpectedConnection,
@@ -16,8 +17,9 @@ from popxl.transforms.autodiff import (
     is_view,
 )
 from popxl.transforms.clone import clone_constant, clone_op
+from popxl.transforms.storage import Summaries
 
-from popxl_addons.graph import GraphWithNamedArgs, input_like
+from popxl_addons.graph import GraphWithNamedArgs, changed_results, input_like
 from popxl_addons.performance_utils import TOTAL, evaluate_FLOPs
 from popxl_addons.utils import suffix_graph_name
 
@@ -110,9 +112,19 @@ def recompute_rest(grad_graph: GraphWithNamedArgs, keep: Collection[Tensor]) -> 
 
     Args:
         keep: values of the forward graph.
+    Raises:
+        GraphError: the forward graph writes in place to an input that it gives back, or anywhere
+            where something is kept.
     """
     info = grad_graph.grad_graph_info
     forward, gradient = info.forward_graph, info.graph
+    write = Summaries().first_write(forward)
+    if write is not None and (keep or changed_results(forward)):
+        raise GraphError(
+            f"recompute_rest: got {write!r} in graph '{forward.name}', built at {write.where}; "
+            "expected no op that writes in place, because the graph runs again on what it was "
+            "given. Use the out-of-place form."
+        )
     expected = list(zip(gradient.inputs, info.expected_inputs))
     provided = [(t, c) for t, c in expected if c.connection_type is ExpectedConnectionType.FwdGrad]
     activations = [
@@ -132,8 +144,10 @@ def recompute_rest(grad_graph: GraphWithNamedArgs, keep: Collection[Tensor]) -> 
         connections: dict[Tensor, Tensor] = {t: input_like(gradient, t) for t, _ in provided}
         inputs = {t: input_like(forward, t) for t in dict.fromkeys((*needed, *others, *keep))}
         connections.update((t, input_like(gradient, t)) for t in gradient.inputs[len(expected) :])
+        own_inputs = set(again.inputs)
         call = ops.call_with_info(
-            again, inputs_dict={parts[t]: value for t, value in inputs.items() if t in parts}
+            again,
+            inputs_dict={parts[t]: v for t, v in inputs.items() if parts.get(t) in own_inputs},
         )
         for t, source in activations:
             known = source in inputs

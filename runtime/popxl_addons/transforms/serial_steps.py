@@ -145,21 +145,18 @@ def _one_step(
                 loaded = ops.remote_load(handle.buffer, slot(handle), t.name)
                 connections[t] = (
                     replicated_all_gather(loaded, group=handle.shard_group)
-                    if handle.is_sharded
+                    if handle.is_sharded and not t.meta_shape
                     else loaded
                 )
             else:
                 connections[t] = ops.host_load(handle, t.name)
     site = ops.call_with_info(plan.graph, inputs_dict=connections)
 
-    def value(t: Tensor) -> Tensor:
-        return connections[t] if t in connections else site.graph_to_parent(t)
-
     with popxl.io_tiles() if plan.use_io_tiles else null_context():
         for t, stream in plan.store_streams.items():
-            ops.host_store(stream, value(t))
+            ops.host_store(stream, site.graph_to_parent(t))
         for t, handle in plan.store_buffers.items():
-            stored = value(t)
+            stored = site.graph_to_parent(t)
             if handle.is_sharded and not stored.meta_shape:
                 stored = replica_sharded_slice(stored, handle.shard_group)
             ops.remote_store(handle.buffer, slot(handle), stored)

@@ -92,6 +92,40 @@ def test_a_file_that_all_processes_change_is_read_when_all_have_changed_it(way, 
     assert ended.code == 0, ended.said
 
 
+SAVED_NOWHERE = """
+import sys
+import numpy as np
+import popxl
+import popxl_addons as addons
+from popxl_addons.named_tensors import NamedTensors
+ir = popxl.Ir(replication="popdist")
+with ir.main_graph:
+    w = popxl.variable(np.zeros(3, np.float32), name="w")
+    w += 1
+with addons.TaskSession([], [], NamedTensors(w=w), ir=ir) as session:
+    session.run()
+    try:
+        session.save_checkpoint(sys.argv[1] + "/below/c")
+    except NotADirectoryError as error:
+        sys.stderr.write(f"instance 0: {error}\\n")
+    except RuntimeError as error:
+        sys.stderr.write(f"another: {error}\\n")
+    session.save_checkpoint(sys.argv[1] + "er/c")
+"""
+
+
+def test_a_checkpoint_that_fails_does_so_in_all_processes(tmp_path):
+    (tmp_path / "fold").touch()
+    ended = launch(
+        ["--num-instances", 2], ["-c", SAVED_NOWHERE, tmp_path / "fold"], python=warm.python()
+    )
+    assert ended.code == 0, ended.said
+    assert "instance 0: [Errno" in ended.said
+    assert "another: save_checkpoint: got no checkpoint" in ended.said
+    assert "of instance 0 (NotADirectoryError: [Errno" in ended.said
+    assert (tmp_path / "folder" / "c" / "model" / "w.npz").exists()
+
+
 def shards(array, size):
     flat = array[:7].reshape(-1)
     length = -(-flat.size // size)

@@ -9,6 +9,7 @@ import pytest
 from helpers.addons_programs import normal, run_program
 from popart import popart_exception
 from popxl import ops
+from popxl_addons.transforms.recomputation import recompute_rest
 
 X = normal(2, 3)
 SPEC = popxl.TensorSpec((2, 3), popxl.float32)
@@ -465,3 +466,104 @@ def test_another_way_of_telling_is_refused():
         ValueError, match="got grad_inlining_error 'warn'; expected 'error', 'warning' or 'none'"
     ):
         addons.Module(grad_inlining_error="warn")
+
+
+# Values that build changes in place
+
+
+class Moving(addons.Module):
+    """y = (x + 1) * w, where x + 1 takes x's place and is kept."""
+
+    def build(self, x):
+        w = self.add_variable_input("w", lambda: np.full(3, 4.0), x.dtype)
+        x += 1
+        self.aux["x"], self.aux["w"] = x, w
+        return x * w
+
+    def build_grad(self, dy):
+        self.var_grad["w"] = ops.sum(dy * self.aux["x"], axis=0)
+        return dy * self.aux["w"]
+
+
+def test_a_gradient_is_given_what_its_forward_graph_made_of_an_input_in_place():
+    def build(ir):
+        x, dy = popxl.variable(X), popxl.variable(np.ones_like(X))
+        facts, graph = Moving().create_graph(x)
+        grad = graph.autodiff()
+        call = graph.bind(facts.init()).call_with_info(x)
+        info = grad.grad_graph_info
+        gradients = grad.call_with_info(dy, args=info.inputs_dict(call))
+        assert x in info.fwd_parent_ins_to_grad_parent_outs(call, gradients)
+        return [x, *gradients.outputs]
+
+    x, dx, dw = run_program(build)
+    np.testing.assert_array_equal(x, X)
+    np.testing.assert_array_equal(dx, np.full_like(X, 4))
+    np.testing.assert_allclose(dw, (X + 1).sum(0), rtol=1e-6)
+
+
+def test_a_forward_graph_that_writes_to_an_input_in_place_is_not_run_again():
+    with popxl.Ir().main_graph:
+        _, graph = Moving().create_graph(SPEC)
+        grad = graph.autodiff()
+        for keep in ((), graph.graph.outputs[:1]):
+            with pytest.raises(popart_exception, match="recompute_rest: got .*add_.*out-of-place"):
+                recompute_rest(grad, keep)
+
+
+def test_the_derived_gradient_of_a_caller_is_given_that_too():
+    dx, others = gradients(Outer(Moving()))
+    np.testing.assert_allclose(dx, np.full_like(X, 12))
+    np.testing.assert_allclose(others["Moving.w"], (X + 1).sum(0) * 3, rtol=1e-6)
+
+
+def test_an_input_that_a_graph_takes_by_reference_or_leaves_as_it_is_is_the_callers():
+    ir = popxl.Ir()
+    with ir.main_graph:
+
+        def change(x: popxl.TensorByRef, y):
+            x += y
+            y.reshape_((6,))
+            return x, y
+
+        x, y = popxl.variable(X), popxl.variable(X)
+        graph = ir.create_graph(change, x, y)
+        call = ops.call_with_info(graph, x, y)
+        assert call.graph_to_parent(graph.inputs[0]) is x
+        same = ir.create_graph(lambda x: [x, x + 1], x)
+        call = ops.call_with_info(same, x)
+        assert call.graph_to_parent(same.inputs[0]) is x
+
+
+# Modules that keep their graphs
+
+
+class Square(addons.Module):
+    """tanh(x) * tanh(x), a graph for all calls."""
+
+    def __init__(self):
+        super().__init__(cache=True)
+
+    def build(self, x):
+        y = ops.tanh(x)
+        return y * y
+
+
+class Twice(addons.Module):
+    """Calls one module twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = Square()
+
+    def build(self, x):
+        (first,) = self.call_module(self.inner, "first", autodiff="autodiff")(x)
+        (second,) = self.call_module(self.inner, "second", autodiff="autodiff")(first)
+        return second
+
+
+def test_calls_of_one_graph_give_its_results_alone_after_its_autodiff():
+    dx, _ = gradients(Twice())
+    first = np.tanh(X) ** 2
+    by_hand = [2 * np.tanh(x) * (1 - np.tanh(x) ** 2) for x in (X, first)]
+    np.testing.assert_allclose(dx, by_hand[0] * by_hand[1], rtol=1e-4, atol=1e-6)

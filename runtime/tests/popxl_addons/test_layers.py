@@ -213,6 +213,22 @@ def test_the_layer_has_its_slice_of_gain_and_bias_and_costs_nothing_more_in_a_gr
         assert [op.definition.name for op in graph.graph.ops] == ["layer_norm"]
 
 
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize(
+    ("x", "w"), [((2, N, C), (C,)), ((C,), (C,)), ((N, C), (N, C)), ((N, C), (1,))]
+)
+def test_a_distributed_layer_norm_refuses_all_but_rows(x, w, size):
+    ir = popxl.Ir(replication=R)
+    with ir.main_graph:
+        group = ir.replica_grouping(group_size=size)
+        t, weight = popxl.constant(np.zeros(x, np.float32)), popxl.constant(np.ones(w, np.float32))
+        with pytest.raises(ValueError, match=r"expected two axes \[N, C/size\].* Reshape it first"):
+            layer_norm_distributed(t, weight, weight, group=group)
+        if len(x) == 3:
+            with pytest.raises(ValueError, match="Reshape it first"):
+                LayerNormDistributed(group).create_graph(t)
+
+
 @pytest.mark.quick_every(5)
 @over_groups
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])

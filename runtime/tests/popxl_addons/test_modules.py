@@ -285,6 +285,29 @@ def test_two_programs_map_one_file_and_see_what_the_other_writes(tmp_path):
         np.testing.assert_array_equal(session.get_tensor_data(session.state.w), np.arange(1, 5) + 3)
 
 
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_variables_of_one_program_that_would_share_a_file_are_refused(tmp_path, is_remote):
+    (tmp_path / "link").symlink_to(tmp_path)
+    with popxl.Ir().main_graph:
+        facts = NamedVariableFactories(
+            w=VariableFactory(iter(np.arange(1.0, 5)[:, None]), popxl.float32, "w")
+        )
+        buffers = addons.named_variable_buffers(facts, 3, shard_over_dict=False)
+
+        def make(row, prefix=None, folder=tmp_path):
+            options = {"prefix": prefix, "memmap_dir": str(folder)}
+            return (
+                facts.init_remote(buffers, row, **options) if is_remote else facts.init(**options)
+            )
+
+        first = make(0)
+        for folder in (tmp_path, tmp_path / "link"):
+            with pytest.raises(ValueError, match="w.npy, which another variable.* Pass a prefix"):
+                make(1, folder=folder)
+        others = [make(1, "one"), make(2, "two")]
+    assert [v.w.host_value.item() for v in (first, *others)] == [1, 2, 3]
+
+
 def test_nothing_is_drawn_for_a_file_that_is_there(tmp_path):
     mapped_in(tmp_path)[...] = 7
     with popxl.Ir().main_graph:

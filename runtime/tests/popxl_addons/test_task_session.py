@@ -246,6 +246,31 @@ def test_memory_mapped_variables_are_saved_as_raw_files(tmp_path):
     )
 
 
+class Sharded(addons.Module):
+    def build(self, x):
+        self.add_replica_sharded_variable_input("w", lambda: np.arange(4.0), popxl.float32)
+        return x
+
+
+def test_the_shard_of_a_variable_stands_for_it_in_the_state_and_other_tensors_are_refused(tmp_path):
+    ir = popxl.Ir(replication=2)
+    with ir.main_graph, popxl.in_sequence():
+        facts, _ = Sharded().create_graph(popxl.TensorSpec((), popxl.float32))
+        state = facts.init()
+        doubled = state.w + state.w
+        state.w += 1
+    with addons.TaskSession([], [], state, ir=ir) as session:
+        session.run()
+    assert session.state.w is ir.main_graph.variables[0]
+    session.save_checkpoint(str(tmp_path / "c"))
+    with session:
+        session.run()
+    session.load_checkpoint(str(tmp_path / "c"), report_missing="error")
+    np.testing.assert_array_equal(values_of(session)["w"], np.arange(4) + 1)
+    with pytest.raises(TypeError, match=r"got %add\S* as state 'w'; expected a variable"):
+        addons.TaskSession([], [], NamedTensors(w=doubled), ir=ir)
+
+
 def mapped_session(folder):
     """A session whose one variable lies in a file: every run adds one to it."""
     ir = popxl.Ir()
@@ -312,6 +337,43 @@ def test_a_damaged_checkpoint_is_refused_before_anything_changes(tmp_path, damag
         target.load_checkpoint(str(tmp_path / "c"))
     for name, value in values_of(target).items():
         np.testing.assert_array_equal(value, before[name])
+
+
+def test_a_data_position_that_is_damaged_is_refused_before_anything_changes(tmp_path):
+    session = make_session()
+    session.dataloader = Loader(17)
+    session.save_checkpoint(str(tmp_path / "c"))
+    target = make_session(scale=5.0)
+    target.dataloader = Loader(3)
+    position = tmp_path / "c" / "dataloader.bin"
+    position.write_text("damaged")
+    with target:
+        target.run({target.inputs.x: np.ones(3, np.float32)})
+        before = values_of(target)
+    with pytest.raises(ValueError, match="damaged"):
+        target.load_checkpoint(str(tmp_path / "c"))
+    position.write_text("17")
+    npz_of_wrong_shape(tmp_path / "c" / "model" / "a.w.npz")
+    with pytest.raises(ValueError, match="for 'a.w'"):
+        target.load_checkpoint(str(tmp_path / "c"))
+    for name, value in values_of(target).items():
+        np.testing.assert_array_equal(value, before[name])
+    assert target.session_state == {"steps": 1} and target.dataloader.position == 3
+
+
+def test_a_data_position_that_is_missing_is_reported_as_a_variable_is(tmp_path, caplog):
+    make_session().save_checkpoint(str(tmp_path / "c"))
+    session = make_session(scale=5.0)
+    session.dataloader = Loader(3)
+    before = values_of(session)
+    with pytest.raises(ValueError, match="got no values for dataloader.bin; expected the dataload"):
+        session.load_checkpoint(str(tmp_path / "c"), report_missing="error")
+    for name, value in values_of(session).items():
+        np.testing.assert_array_equal(value, before[name])
+    session.load_checkpoint(str(tmp_path / "c"), report_missing="none")
+    assert not caplog.text
+    session.load_checkpoint(str(tmp_path / "c"))
+    assert "got no values for dataloader.bin" in caplog.text and session.dataloader.position == 3
 
 
 def test_a_flipped_byte_in_a_value_is_noticed(tmp_path):

@@ -12,6 +12,7 @@ from helpers.quick import cases
 from popxl import ops
 from popxl.extensions import alternate_steps
 from popxl_addons.named_tensors import NamedTensors
+from popxl_addons.ops.cross_entropy_sharded_loss import logsumexp_and_pick
 from popxl_addons.transforms.autodiff import remap_grad_info
 from popxl_addons.transforms.batch_serialisation import (
     RemoteHandle,
@@ -174,6 +175,36 @@ def test_a_tensor_may_be_accumulated_and_come_out_and_unreached_ones_get_zeros()
     np.testing.assert_array_equal(unused, np.zeros(3))
 
 
+class Raising(addons.Module):
+    """y = x * w, whose gradient by hand is changed in place after it was made."""
+
+    def build(self, x):
+        w = self.add_variable_input("w", lambda: np.full(3, 2.0), x.dtype)
+        self.aux["x"], self.aux["w"] = x, w
+        return x * w
+
+    def build_grad(self, dy):
+        dw = dy * self.aux["x"]
+        dw += 0.5 * self.aux["w"]
+        self.var_grad["w"] = dw
+
+
+def test_a_gradient_that_is_changed_in_place_is_accumulated_as_it_comes_out():
+    def build(ir):
+        x, dy = popxl.variable(np.arange(1.0, 4)), popxl.variable(np.ones(3))
+        facts, fwd = Raising().create_graph(x)
+        accum_facts, grad = addons.autodiff_with_accumulation(
+            fwd, fwd.args.tensors, grads_required=[fwd.args.w]
+        )
+        accumulators = accum_facts.init()
+        call = fwd.bind(facts.init()).call_with_info(x)
+        (out,) = grad.bind(accumulators).call(dy, args=grad.grad_graph_info.inputs_dict(call))
+        return [out, accumulators.accum.w]
+
+    for found in run_program(build):
+        np.testing.assert_array_equal(found, [2, 3, 4])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("accumulate", [False, True])
 def test_recomputation_needs_forward_inputs_only_and_changes_no_bit(accumulate):
@@ -241,6 +272,30 @@ def test_what_is_kept_is_not_made_again_and_changes_no_bit():
     half = len(results) // 2
     for plain, recomputed in zip(results[:half], results[half:]):
         np.testing.assert_array_equal(plain, recomputed)
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_one_of_an_ops_results_may_be_kept(kept):
+    def build(ir):
+        x, i = popxl.variable(XS[0]), popxl.variable(np.array([0, 1, 2, 3], np.int32))
+
+        def norms(x, i):
+            n, p = logsumexp_and_pick(x, i)
+            return n * n + p * p
+
+        fwd = addons.GraphWithNamedArgs(ir.create_graph(norms, x, i))
+        grad = addons.autodiff(fwd, grads_required=fwd.graph.inputs[:1])
+        results = fwd.graph.ops[0].outputs
+        dy, found = popxl.variable(np.ones(N)), []
+        again = recompute_rest(grad, [results[kept]])
+        for graph in (grad, again):
+            call = fwd.call_with_info(x, i)
+            found += graph.call(dy, args=graph.grad_graph_info.inputs_dict(call))
+        return found
+
+    plain, recomputed = run_program(build)
+    np.testing.assert_array_equal(plain, recomputed)
+    assert np.abs(plain).max() > 0
 
 
 def test_recomputation_keeps_the_order_provided_needed_others_by_reference():
@@ -330,6 +385,90 @@ def test_batch_serialisation_loads_calls_and_stores_once_per_step(together):
     for i in range(STEPS):
         np.testing.assert_allclose(results[streams[i]][0], expected[i], rtol=1e-6)
         np.testing.assert_allclose(results[streams[STEPS + i]][0], np.full(C, 2.0 * (STEPS + i)))
+
+
+@pytest.mark.parametrize("is_loaded", [False, True])
+def test_what_a_step_makes_of_an_input_in_place_is_stored(is_loaded):
+    ir = popxl.Ir()
+    ir.num_host_transfers = STEPS
+
+    def step(x):
+        x += 1
+        return x
+
+    with ir.main_graph, popxl.in_sequence():
+        graph = addons.GraphWithNamedArgs(
+            ir.create_graph(step, popxl.TensorSpec((C,), popxl.float32))
+        )
+        (x,) = graph.graph.inputs
+        stream, out = (make((C,), popxl.float32) for make in (popxl.h2d_stream, popxl.d2h_stream))
+        rows, kept = batch_serial_buffer(x, STEPS), batch_serial_buffer(x, STEPS)
+        for i in range(STEPS):
+            ops.remote_store(rows, i, popxl.constant(XS[i, 0]))
+        load = RemoteHandle(rows) if is_loaded else stream
+        result = batch_serialise(
+            graph, STEPS, {x: load}, {x: out}, {x: RemoteHandle(kept)}, io_mode="compute"
+        )
+        result.graph.call(0)
+        stored = store_all([ops.remote_load(kept, i) for i in range(STEPS)])
+    results, _ = run_session(ir, {} if is_loaded else {stream: XS[:, 0]})
+    np.testing.assert_array_equal(results[out], XS[:, 0] + 1)
+    np.testing.assert_array_equal([results[s][0] for s in stored], XS[:, 0] + 1)
+
+
+def test_the_gradient_of_a_step_is_given_what_that_made_of_an_input_in_place():
+    class Moving(Raising):
+        def build(self, x):
+            x += 1
+            return super().build(x)
+
+        def build_grad(self, dy):
+            self.var_grad["w"] = dy * self.aux["x"]
+
+    ir = popxl.Ir()
+    ir.num_host_transfers = 2
+    with ir.main_graph, popxl.in_sequence():
+        facts, fwd = Moving().create_graph(popxl.TensorSpec((3,), popxl.float32))
+        grad = addons.autodiff(fwd, grads_required=[fwd.args.w])
+        rows = batch_serial_buffer(fwd.graph.inputs[0], 2)
+        for i in range(2):
+            ops.remote_store(rows, i, popxl.constant(np.full(3, i, np.float32)))
+        dy, out = popxl.h2d_stream((3,), popxl.float32), popxl.d2h_stream((3,), popxl.float32)
+        loads = {fwd.graph.inputs[0]: RemoteHandle(rows), grad.graph.inputs[0]: dy}
+        stores, variables = {grad.graph.outputs[0]: out}, facts.init()
+        both = batch_serialise_fwd_and_grad(
+            fwd, grad, fwd.args, 2, loads, stores, {}, io_mode="compute"
+        )
+        for serialised in both:
+            serialised.graph.bind(variables).call(0)
+    results, _ = run_session(ir, {dy: np.ones((2, 3), np.float32)})
+    np.testing.assert_array_equal(results[out], [[1] * 3, [2] * 3])
+
+
+def test_a_shard_is_loaded_as_it_is_and_stored_as_it_is():
+    ir = popxl.Ir(replication=2)
+    ir.num_host_transfers = 2
+    with ir.main_graph, popxl.in_sequence():
+        group = ir.replica_grouping()
+        spec = popxl.TensorSpec((4,), popxl.float32, (8,))
+        graph = addons.GraphWithNamedArgs(ir.create_graph(lambda x: x * 2, spec))
+        x, y = graph.graph.inputs[0], graph.graph.outputs[0]
+        buffers = [batch_serial_buffer(x, 2, 1, group) for _ in range(2)]
+        whole = popxl.variable(np.arange(8, dtype=np.float32))
+        for i in range(2):
+            shard = ops.collectives.replica_sharded_slice(whole + float(i), group)
+            ops.remote_store(buffers[0], i, shard)
+        loaded, stored = ({t: RemoteHandle(b, 0, group)} for t, b in zip((x, y), buffers))
+        batch_serialise(graph, 2, loaded, {}, stored, io_mode="compute").graph.call(0)
+        gathered = [
+            ops.collectives.replicated_all_gather(ops.remote_load(buffers[1], i), group=group)
+            for i in range(2)
+        ]
+        streams = store_all(gathered)
+    results, _ = run_session(ir, {})
+    for i in range(2):
+        expected = 2.0 * (np.arange(8) + i)
+        np.testing.assert_array_equal(results[streams[i]][0], [expected, expected])
 
 
 @pytest.mark.parametrize("together", [1, STEPS])
@@ -598,6 +737,21 @@ def refusals():
             ),
             "got no load handle for",
         )
+        again, handle = recompute_graph(grad), RemoteHandle(batch_serial_buffer(x, 2))
+        dy, group = again.graph.inputs[0], ir.replica_grouping()
+        for loads, streams, buffers, says in (
+            ({grad.graph.inputs[0]: stream}, {}, {}, "got a handle for %Gradient"),
+            ({}, {other.outputs[0]: stored}, {}, "got a handle for %add"),
+            ({}, {}, {grad.graph.outputs[0]: handle}, "got a handle for %Gradient"),
+            ({}, {}, {y: group}, "got a replica grouping for %tanh"),
+        ):
+            yield (
+                lambda: batch_serialise_fwd_and_grad(
+                    graph, again, NamedTensors(), 2, {dy: stream, **loads}, streams, buffers,
+                    io_mode="compute",
+                ),
+                says,
+            )  # fmt: skip
         yield lambda: addons.repeat_graph(graph.graph, 2), "expected none. Use ops.repeat"
         yield (
             lambda: addons.transforms.set_available_memory_proportion_by_ipu(ir, [2.0]),
@@ -605,7 +759,7 @@ def refusals():
         )
 
 
-@pytest.mark.parametrize("index", range(10))
+@pytest.mark.parametrize("index", range(14))
 def test_misuse_of_transforms_is_refused_in_words(index):
     for i, (act, says) in enumerate(refusals()):
         if i == index:

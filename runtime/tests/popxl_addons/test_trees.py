@@ -136,6 +136,12 @@ def test_groupings_by_name_and_the_part_inside_a_link_domain(monkeypatch):
             get_ild_replica_grouping(ir.replica_grouping_from_assignments([0, 1, 1, 1, 0, 0, 0, 1]))
         monkeypatch.delitem(os.environ, "POPLAR_TARGET_OPTIONS")
         assert get_ild_size_from_popdist() == 8 and not is_cross_ild(strided)
+    ir = popxl.Ir(replication=6)
+    monkeypatch.setitem(os.environ, "POPLAR_TARGET_OPTIONS", '{"ipuLinkDomainSize": 3}')
+    with ir.main_graph:
+        assert is_cross_ild(ir.replica_grouping(group_size=2)), "the parts are unequal"
+        assert not is_cross_ild(ir.replica_grouping(group_size=3))
+        monkeypatch.delitem(os.environ, "POPLAR_TARGET_OPTIONS")
     with popxl.Ir(replication=128).main_graph:
         assert get_ild_size_from_popdist() == 64
     assert fill_none_group(None, strided) is strided and fill_none_group(strided, None) is strided
@@ -152,12 +158,12 @@ def test_the_part_of_a_grouping_inside_a_process(monkeypatch):
         assert get_instance_replica_grouping().assignment == [0, 0, 0, 0, 1, 1, 1, 1]
         assert get_instance_replica_grouping(strided).assignment == [0, 1, 0, 1, 2, 3, 2, 3]
         assert is_cross_instance(strided) and not is_cross_instance(local)
+        uneven = ir.replica_grouping_from_assignments([0, 1, 1, 1, 0, 0, 0, 1])
+        assert is_cross_instance(uneven)
         with pytest.raises(
             ValueError, match="get_instance_replica_grouping: got .* cut into unequal parts"
         ):
-            get_instance_replica_grouping(
-                ir.replica_grouping_from_assignments([0, 1, 1, 1, 0, 0, 0, 1])
-            )
+            get_instance_replica_grouping(uneven)
 
 
 def test_tensors_are_found_in_nested_containers_in_order():

@@ -17,8 +17,13 @@ def layer_norm_distributed(
     an all-reduce back.
 
     Shapes: t [N, C/size], w and b [C/size] -> [N, C/size], equal slices on every member. Statistics
-    are float32.
+    are float32. ValueError for others.
     """
+    if len(t.shape) != 2 or not w.shape == b.shape == t.shape[1:]:
+        raise ValueError(
+            f"layer_norm_distributed: got t {t.spec}, w {w.spec} and b {b.spec}; expected two axes "
+            "[N, C/size] and w and b [C/size]. Reshape it first."
+        )
     if group is None or group.group_size == 1:
         return ops.layer_norm(t, w, b, epsilon)
     normalised = _normalised(cast_if_needed(t, popxl.float32), epsilon, group)
