@@ -22,10 +22,12 @@ TYPES = (torch.float32, *TORCH_HALF_DTYPES)
 
 
 class Plan:
-    """How operands of some shapes and strides are multiplied."""
+    """How operands of a type and some shapes and strides are multiplied."""
 
-    def __init__(self, shape: tuple[int, ...], numbers: list[int]):
-        self.shape = shape
+    def __init__(self, dtype: torch.dtype, shape: tuple[int, ...], numbers: list[int]):
+        has_kernel = dtype in native.SUFFIXES
+        self.function = native.function("multiply_small", dtype) if has_kernel else None
+        self.shape, self.strides = shape, torch.empty(shape, device="meta").stride()
         self._numbers = (ctypes.c_int64 * len(numbers))(*numbers)
         self.address = ctypes.addressof(self._numbers)
 
@@ -44,18 +46,17 @@ def small_product(
     plan = _plan_of(lhs, rhs)
     if plan is None:
         return None
-    dtype = lhs.dtype
-    if dtype != result or dtype not in native.SUFFIXES:
+    if lhs.dtype != result or plan.function is None:
         wide = torch.float32
         operands = (lhs.to(wide), rhs.to(wide), wide, None if bias is None else bias.to(wide))
         product = small_product(*operands)
         assert product is not None, "shapes are the same"
         return product.to(result)
-    y = torch.empty(plan.shape, dtype=dtype, device=lhs.device)
+    y = lhs.new_empty_strided(plan.shape, plan.strides)  # takes half of the time of `torch.empty`
     if not lhs.is_meta:
-        added = None if bias is None else bias.contiguous()
-        pointers = (t if t is None else t.data_ptr() for t in (lhs, rhs, added, y))
-        native.function("multiply_small", dtype)(*pointers, plan.address, 1)
+        added = None if bias is None else bias.contiguous()  # stays until the kernel has read it
+        addend = None if added is None else added.data_ptr()
+        plan.function(lhs.data_ptr(), rhs.data_ptr(), addend, y.data_ptr(), plan.address, 1)
     return y
 
 
@@ -66,20 +67,23 @@ def _plan_of(lhs: torch.Tensor, rhs: torch.Tensor) -> Plan | None:
         or dtype not in TYPES
         or rhs.dtype != dtype
         or not (lhs.is_cpu and rhs.is_cpu or native.is_here(lhs.device))
-        or native.library() is None
     ):
         return None
-    return _plan(lhs.shape, lhs.stride(), right, rhs.stride())
+    return _plan(native.library(), dtype, lhs.shape, lhs.stride(), right, rhs.stride())
 
 
 @functools.lru_cache(1 << 12)
 def _plan(
+    library: ctypes.CDLL | None,
+    dtype: torch.dtype,
     left: tuple[int, ...],
     left_strides: tuple[int, ...],
     right: tuple[int, ...],
     right_strides: tuple[int, ...],
 ) -> Plan | None:
-    """None where there are too many numbers, or none."""
+    """None where there are too many numbers, or none, or there is no library."""
+    if library is None:
+        return None
     vectors = len(left) == 1, len(right) == 1
     if vectors[0]:
         left, left_strides = (1, *left), (0, *left_strides)
@@ -104,7 +108,8 @@ def _plan(
         )
     numbers = [rows, columns, terms, *left_strides[-2:], *reversed(right_strides[-2:]), len(axes)]
     matrix = left[-2 : -2 + (not vectors[0])], right[-1:] if not vectors[1] else ()
-    return Plan((*batch, *matrix[0], *matrix[1]), [*numbers, *itertools.chain(*axes)])
+    shape = (*batch, *matrix[0], *matrix[1])
+    return Plan(dtype, shape, [*numbers, *itertools.chain(*axes)])
 
 
 def _spread(

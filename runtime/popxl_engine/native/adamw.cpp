@@ -13,8 +13,8 @@ namespace {
 // What one step of AdamW multiplies with. In float32 the first steps' corrections would lose four
 // digits.
 struct Adam {
-  float scale, beta1, share1, beta2, share2, decay, step_size, root_share,
-      epsilon;  // weight = 1 - beta
+  float scale, beta1, share1, beta2, share2;  // share = 1 - beta
+  float decay, step_size, root_share, epsilon;
   Adam(double scale, double step, double rate, double beta1, double beta2, double epsilon,
        double decay)
       : scale(float(scale)),

@@ -41,14 +41,16 @@ SHIPPED = FOLDER / "compiled"
 """The folder of a wheel's kernels; there is none in a checkout."""
 LEVELS = tuple(each for each in SETS if each.instructions)
 """The instruction sets for which a wheel has kernels."""
-# Without contraction an element's bits do not depend on its place in a vector, on the vector's
-# width or on the CPU.
+# Without contraction an element's bits do not depend on its place in a vector or on the vector's
+# width, nor, on CPUs with FMA, on the CPU.
 FLAGS = ("-O3", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fPIC")
 THIS_CPU = "-march=native"
 OPTIONAL_FLAGS = (THIS_CPU, "-mprefer-vector-width=512", "-fopenmp")
 """What some compilers or CPUs do not know: left out where no empty file compiles with it."""
 TIME_LIMIT = 120
 """Seconds that compiling may take; it takes about three on two cores."""
+VERSION_TIME_LIMIT = 5
+"""Seconds in which a compiler names its version; it takes some milliseconds."""
 MAKE = (
     "import sys; sys.path.append(sys.argv[1]); from popxl_engine.native.build import main; main()"
 )
@@ -139,8 +141,15 @@ def load(sources: Sources = KERNEL_SOURCES) -> ctypes.CDLL | None:
     with LOCK:
         try:
             path = library(sources)
+            try:
+                loaded = ctypes.CDLL(str(path))
+            except OSError:  # such as one that needs a newer C library
+                if path.parent != SHIPPED or find_compiler() is None:
+                    raise
+                path = _made(sources)
+                loaded = ctypes.CDLL(str(path))
             logger.debug("native code: %s is used", path)
-            return ctypes.CDLL(str(path))
+            return loaded
         except (OSError, subprocess.SubprocessError) as error:
             logger.log(level, "native %s: %s; %s.", sources.name, error, sources.instead)
     return None
@@ -155,6 +164,11 @@ def library(sources: Sources = KERNEL_SOURCES) -> Path:
     """
     if sources is KERNEL_SOURCES and (path := shipped()) is not None:
         return path
+    return _made(sources)
+
+
+def _made(sources: Sources) -> Path:
+    """The path of a library that is made here, once it is there. Raises as `library`."""
     compiler = find_compiler()
     if compiler is None:
         raise FileNotFoundError("no C++ compiler (CXX, c++, g++, clang++)")
@@ -232,9 +246,25 @@ def _named_flags() -> tuple[str, ...]:
 
 def _path(sources: Sources, compiler: list[str]) -> Path:
     """The path where a library is that this compiler makes for this machine. OSError: no folder."""
-    flags = (FLAGS, OPTIONAL_FLAGS, _named_flags(), compiler, sources.words)
+    version = _version(*compiler) if sources is KERNEL_SOURCES else b""
+    flags = (FLAGS, OPTIONAL_FLAGS, _named_flags(), compiler, version, sources.words)
     cpu = (sysconfig.get_platform(), platform.processor(), instruction_sets.instructions())
-    return private_folder() / sources.file_name(sources.name, flags, cpu)
+    return private_folder() / sources.file_name(sources.name, flags, cpu, platform.libc_ver())
+
+
+@functools.cache
+def _version(*compiler: str) -> bytes:
+    """The line in which a compiler names its version; nothing where it does not."""
+    try:
+        said = subprocess.run(
+            [*compiler, "--version"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=VERSION_TIME_LIMIT,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return b""
+    return said.stdout.partition(b"\n")[0]
 
 
 @functools.cache

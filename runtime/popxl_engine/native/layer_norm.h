@@ -96,7 +96,8 @@ static Row row_of(const T* dy, const T* x, const float* weight, float mean, floa
   const Moments moments(sums.of.left, sums.of.square, columns);
   const float count = float(columns), rest = moments.rest,
               rstd = rstd_of(moments.squares, epsilon, columns);
-  const float factor = -rstd * rstd * rstd * ((sums.product - rest * sums.slope) / count);
+  // rstd of large rows is so small that its cube alone would be zero
+  const float factor = -rstd * (rstd * (rstd * ((sums.product - rest * sums.slope) / count)));
   return {mean, rest, rstd, factor, -rstd * (sums.slope / count) - rest * factor};
 }
 
@@ -157,7 +158,7 @@ static Row row_of(const T* dy, const T* x, const float* weight, float epsilon, i
     using N = decltype(sum);
     return fused(load_as<N>(dy + i) * load_as<N>(weight + i), load_as<N>(x + i), sum);
   });
-  return {rrms, -rrms * rrms * rrms * (product / float(columns))};
+  return {rrms, -rrms * (rrms * (rrms * (product / float(columns))))};
 }
 
 // What FEW rows add to the gain's gradient goes to memory once.

@@ -7,13 +7,15 @@
 
 #include "lanes.h"
 #include "operands.h"
+#include "packing.h"
 
 namespace vectors {
 
 using products::Matrix;
 using products::PANEL;
 
-constexpr int64_t ROWS = WIDTH == 16 ? 8 : 4;  // of a block, which is two vectors wide
+// Of a block, which is two vectors wide. AVX2's 16 registers hold 12 sums and what they are of.
+constexpr int64_t ROWS = WIDTH == 16 ? 8 : WIDTH == 8 ? 6 : 4;
 
 // A panel of the left operand: element (i, k) lies at data[i * along + k * across]. Rows from
 // `rows` on are not there.
@@ -46,66 +48,46 @@ static Left left_panel(const Matrix<T>& from, int64_t k, int64_t k_end, float* w
   return {workspace, 1, PANEL, rows};
 }
 
-// Packs 32 columns whose k lie side by side, of as many k as fill vectors. Returns how many.
-template <class T>
-static inline int64_t pack_turned(const T*, int64_t, int64_t, float*) {
-  return 0;
-}
-
-#if defined(__AVX512F__)
-template <>
-inline int64_t pack_turned(const float* from, int64_t along, int64_t k_count, float* to) {
-  int64_t k = 0;
-  for (; k + WIDTH <= k_count; k += WIDTH)
-    for (int64_t i = 0; i < PANEL; i += WIDTH) {
-      __m512i r[WIDTH];
-      for (int64_t j = 0; j < WIDTH; ++j) r[j] = _mm512_loadu_si512(from + (i + j) * along + k);
-      products::transpose(r);
-      for (int64_t j = 0; j < WIDTH; ++j) _mm512_storeu_si512(to + (k + j) * PANEL + i, r[j]);
-    }
-  return k;
-}
-#endif
-
 // 32 columns of an operand, the p-th ones: those of one k side by side. What is missing is zeros.
 template <class T>
 static void pack_right(const Matrix<T>& from, int64_t p, int64_t k_count, float* to) {
-  const int64_t columns = std::min(PANEL, from.length - p * PANEL);
-  const T* at = from.data + p * PANEL * from.along;
-  if (columns < PANEL) std::fill_n(to, k_count * PANEL, 0.0f);
-  if (from.along == 1) {
-    for (int64_t k = 0; k < k_count; ++k, at += from.across, to += PANEL) {
-#pragma omp simd
-      for (int64_t j = 0; j < columns; ++j) to[j] = wide(at[j]);
-    }
-  } else {
-    const int64_t first = columns == PANEL ? pack_turned(at, from.along, k_count, to) : 0;
-    for (int64_t k = first; k < k_count; ++k)
-      for (int64_t j = 0; j < columns; ++j) to[k * PANEL + j] = wide(at[j * from.along + k]);
-  }
+  const packing::Lines<T> columns{from.data, from.along, from.across, from.length};
+  packing::pack(columns.from(p * PANEL, 0), PANEL, k_count, to);
 }
 
-// ROWS rows by two vectors of a product, or what it adds to the sums.
-template <bool ADDS>
+// COUNT rows by two vectors of a product, or what it adds to the sums.
+template <bool ADDS, int64_t COUNT>
 static inline void multiply_block(const float* const* left, int64_t across, const float* right,
                                   int64_t k_count, float* sums, int64_t stride) {
-  Vector first[ROWS], second[ROWS];
-  for (int64_t i = 0; i < ROWS; ++i) {
+  Vector first[COUNT], second[COUNT];
+  for (int64_t i = 0; i < COUNT; ++i) {
     first[i] = ADDS ? load(sums + i * stride) : Vector{};
     second[i] = ADDS ? load(sums + i * stride + WIDTH) : Vector{};
   }
   for (int64_t k = 0; k < k_count; ++k, right += PANEL) {
     const Vector one = load(right), other = load(right + WIDTH);
-    for (int64_t i = 0; i < ROWS; ++i) {
+    for (int64_t i = 0; i < COUNT; ++i) {
       const Vector a = every(left[i][k * across]);
       first[i] = fused(a, one, first[i]);
       second[i] = fused(a, other, second[i]);
     }
   }
-  for (int64_t i = 0; i < ROWS; ++i, sums += stride) {
+  for (int64_t i = 0; i < COUNT; ++i, sums += stride) {
     store(first[i], sums);
     store(second[i], sums + WIDTH);
   }
+}
+
+// COUNT rows of a product, from the i-th one on.
+template <bool ADDS, int64_t COUNT>
+static inline void multiply_rows(const Left& left, int64_t i, const float* right, int64_t k_count,
+                                 float* sums, int64_t stride) {
+  const float* rows[COUNT];
+  for (int64_t r = 0; r < COUNT; ++r)
+    rows[r] = left.data + std::min(i + r, left.rows - 1) * left.along;
+  for (int64_t j = 0; j < PANEL; j += 2 * WIDTH)
+    multiply_block<ADDS, COUNT>(rows, left.across, right + j, k_count, sums + i * stride + j,
+                                stride);
 }
 
 // A panel times a panel: float32 [32, 32], into rows of `stride` numbers, or added to them. Those
@@ -113,13 +95,11 @@ static inline void multiply_block(const float* const* left, int64_t across, cons
 template <bool ADDS = false>
 static void multiply(const Left& left, const float* right, int64_t k_count, float* sums,
                      int64_t stride) {
-  for (int64_t i = 0; i < left.rows; i += ROWS) {
-    const float* rows[ROWS];
-    for (int64_t r = 0; r < ROWS; ++r)
-      rows[r] = left.data + std::min(i + r, left.rows - 1) * left.along;
-    for (int64_t j = 0; j < PANEL; j += 2 * WIDTH)
-      multiply_block<ADDS>(rows, left.across, right + j, k_count, sums + i * stride + j, stride);
-  }
+  int64_t i = 0;
+  for (; i < left.rows && i + ROWS <= PANEL; i += ROWS)
+    multiply_rows<ADDS, ROWS>(left, i, right, k_count, sums, stride);
+  if constexpr (PANEL % ROWS != 0)
+    if (i < left.rows) multiply_rows<ADDS, PANEL % ROWS>(left, i, right, k_count, sums, stride);
 }
 
 }  // namespace vectors

@@ -3,8 +3,8 @@
 // A step takes and gives back the same blocks over and over. The C library puts small blocks of
 // others between them, and glibc before 2.38 uses no free aligned block for the next one of its
 // size: after some steps a tenth of the memory is holes. Here free blocks that touch are one, a
-// block is taken from the smallest that fits, and what is resident beside blocks in use is at most
-// a share of the most that was ever in use: beyond that, free pages go back to the system.
+// block is taken from the smallest that fits, and blocks in use and free ones together exceed the
+// most that was ever in use by at most a share: beyond that, free pages go back to the system.
 
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/alloc_cpu.h>
@@ -28,8 +28,8 @@ namespace {
 // page, where processors take stores to one for stores to the other.
 constexpr size_t HEADER = 64;
 constexpr size_t LEAST = 1 << 16;         // smaller ones are the C library's
-constexpr size_t SLACK = 32;              // resident beside blocks in use: a part in so many,
-constexpr size_t LEAST_SLACK = 4u << 20;  // and at least so many bytes
+constexpr size_t SLACK = 32;              // resident beyond the most in use: a part in so many,
+constexpr size_t LEAST_SLACK = 4u << 20;  // or so many bytes, if they are more
 
 // Ranges of addresses. Those that touch are one.
 class Ranges {

@@ -426,8 +426,11 @@ def test_attention_reads_and_writes_its_operands_alone(dtype: torch.dtype) -> No
     seed = torch.tensor([7, 11], dtype=torch.uint32)
     for b, h, q, k, d in (
         (1, 1, 1, 2, 1),
+        (1, 1, 5, 8, 3),
         (2, 1, 33, 34, 17),
         (1, 2, 31, 66, 33),
+        (1, 1, 39, 44, 8),
+        (1, 1, 59, 62, 8),
         (1, 1, 65, 64, 64),
     ):
         query, key, value, dy = (

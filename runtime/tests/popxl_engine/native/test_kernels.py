@@ -420,6 +420,21 @@ def test_layer_norm_of_equal_numbers_is_its_bias_however_small_epsilon_is(
     torch.testing.assert_close(result, bias.expand(rows, columns), rtol=0, atol=1e-2)
 
 
+@needs_compiler
+@both_types
+@pytest.mark.parametrize("name, groups", [("group_norm_grad", (1,)), ("rms_norm_grad", ())])
+def test_gradients_of_norms_of_huge_rows_are_those_in_float64(
+    name: str, groups: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    dy, rows = random(9, 200, dtype=dtype), random(9, 200, seed=1).mul(1e15).to(dtype)
+    call = dy, rows, random(200, seed=2), *groups, 1e-5
+    for found, exact in zip(NATIVE[name](*call), in_double(KERNELS[name], call), strict=True):
+        size = exact.abs().max()
+        torch.testing.assert_close(
+            found / size, exact / size, rtol=1e-2, atol=1e-3, check_dtype=False
+        )
+
+
 @pytest.mark.quick_every(3)
 @both_types
 @pytest.mark.parametrize("name", sorted(NATIVE))

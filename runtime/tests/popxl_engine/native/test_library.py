@@ -27,6 +27,7 @@ needs_compiler = pytest.mark.skipif(
 )
 
 COMPILER = """
+[ "$*" = --version ] && { echo "version $VERSION"; exit; }
 echo "$@" >> "$(dirname "$0")/calls"
 $SLOWLY
 [ -z "$FAILS" ] || { echo "cannot do this" >&2; exit 1; }
@@ -164,6 +165,29 @@ def test_the_compilers_command_may_have_arguments_and_quotes(
     monkeypatch.setenv("CXX", "env 'never closed")
     monkeypatch.setenv("PATH", str(tmp_path))
     assert build.find_compiler() is None
+
+
+def test_another_version_of_the_compiler_or_the_c_library_makes_a_library_of_its_own(
+    compiler: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "private_folder", lambda: tmp_path)
+    paths = []
+    for version, c_library in (("1", "2.36"), ("2", "2.36"), ("2", "2.31"), ("1", "2.36")):
+        monkeypatch.setenv("VERSION", version)
+        monkeypatch.setattr(build.platform, "libc_ver", lambda: ("glibc", c_library))
+        build._version.cache_clear()
+        paths.append(build._path(KERNELS, compiler))
+    build._version.cache_clear()
+    assert len(set(paths)) == 3 and paths[0] == paths[3]
+
+
+def test_a_compiler_is_asked_for_its_version_once(
+    compiler: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "private_folder", lambda: tmp_path)
+    first = build._path(KERNELS, compiler)
+    monkeypatch.setenv("VERSION", "another one")
+    assert build._path(KERNELS, compiler) == first
 
 
 # Programs that run

@@ -1,15 +1,18 @@
 """Kernels that a wheel has brought: which file a CPU has, and which it has not."""
 
 import logging
+import os
 import platform
 import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers import stand_ins
 from popxl_engine.native import build, instruction_sets
+from popxl_engine.native import library as native
 from popxl_engine.native.instruction_sets import AMX, BF16, V3, V4
 
 COMPILER = 'echo "$@" > "$to"'
@@ -121,10 +124,31 @@ def test_what_the_loader_refuses_is_a_warning_with_its_words(
 ) -> None:
     build.ship(folder)
     monkeypatch.setattr(instruction_sets, "instructions", lambda: " ".join(BF16))
+    monkeypatch.setattr(build, "find_compiler", lambda: None)
     with caplog.at_level(logging.WARNING, "popxl"):
         assert build.load() is None
     (refused,) = caplog.messages
     assert "kernels_avx512_bf16_" in refused and "the plain, slower ones are used" in refused
+
+
+@needs_levels
+@pytest.mark.skipif(native.library() is None, reason="no C++ compiler: the plain kernels run")
+def test_what_the_loader_refuses_is_compiled_where_a_compiler_is_there(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    build.ship(folder)
+    library: Any = native.library()
+    monkeypatch.setenv("COPIED", os.path.realpath(library._name))
+    monkeypatch.setenv("CXX", shlex.join(stand_ins.compiler(tmp_path, 'cp "$COPIED" "$to"')))
+    (tmp_path / "cache").mkdir(0o700)
+    monkeypatch.setattr(build, "private_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr(instruction_sets, "instructions", lambda: " ".join(V3))
+    loaded = build.load()
+    assert loaded is not None and Path(loaded._name).parent == tmp_path / "cache"
+    assert not caplog.messages
 
 
 @needs_levels
@@ -137,7 +161,10 @@ def test_kernels_that_the_wheel_has_brought_are_not_compiled(
     begun: list[str] = []
     monkeypatch.setattr(instruction_sets, "instructions", lambda: " ".join(V3))
     monkeypatch.setattr(build, "is_there", lambda path: begun.append(path.name) or True)
+    asked: list[str] = []
+    monkeypatch.setattr(build, "_version", lambda *compiler: asked.extend(compiler) or b"")
     build.begin.__wrapped__()
     assert any(name.startswith("kernels") for name in begun) != is_there
+    assert bool(asked) != is_there
     monkeypatch.setenv("POPXL_NATIVE", "0")
     assert build.load() is None
