@@ -67,9 +67,11 @@ class AffineForms:
     def _form(self, instr: Instr) -> Affine | None:
         if len(instr.outputs) != 1 or instr.outputs[0].nelms != 1:
             return None
+        if any(map(self._aliases.is_written, instr.inputs())):
+            return None
         if instr.kind == "copy" or instr.is_op("identity"):
             source = instr.arguments["t"]
-            return self.of(source) if source.host and not self._aliases.is_written(source) else None
+            return self.of(source) if source.host else None
         if not instr.host or not any(map(instr.is_op, ("add", "sub", "mul"))):
             return None
         left, right = (self.of(instr.arguments[side]) for side in ("lhs", "rhs"))

@@ -9,8 +9,8 @@ import torch
 
 from popxl_engine.analysis.effects import effects_of
 from popxl_engine.codegen.op_writer import OpWriter
-from popxl_engine.codegen.source import Source
-from popxl_engine.ir import Block, Instr, Value
+from popxl_engine.codegen.source import Source, comment
+from popxl_engine.ir import NO_NAME, Block, Instr, Value
 from popxl_engine.kernels.dtypes import from_numpy, torch_dtype
 
 CPU = torch.device("cpu")
@@ -52,9 +52,7 @@ class SourceGenerator:
         if block not in self._functions:
             for body in block.bodies:
                 self.function(body)
-            name = f"block_{len(self._functions)}_" + "".join(
-                c if c.isalnum() else "_" for c in block.name.strip("/")
-            )
+            name = f"block_{len(self._functions)}_{NO_NAME.sub('_', block.name.strip('/'))}"
             self._functions[block] = name
             self.write(block, name)
         return self._functions[block]
@@ -90,7 +88,7 @@ class BlockWriter(OpWriter):
         block = self.block
         parameters = []
         for i, value in enumerate((*block.inputs, *block.state.values())):
-            name = value.name if value not in self.python else f"unused_{i}"
+            name = value.name if value not in self.python else f"unused_{i}v"
             self.python.setdefault(value, name)
             parameters.append(name)
         for constant, value in block.constants.items():
@@ -104,7 +102,7 @@ class BlockWriter(OpWriter):
             self.last_uses = last.get(position, [])
             if instr.path != path:
                 path = instr.path
-                self.source.add(f"    # {path or 'main'}")
+                self.source.add(f"    {comment(path or 'main')}")
             if (mark := self._mark(instr)) is not None:
                 self.source.add(f"    {mark}", instr)
             for i, line in enumerate(self._instr(instr)):
@@ -127,7 +125,8 @@ class BlockWriter(OpWriter):
     @staticmethod
     def _comment(instr: Instr) -> str:
         """The user's op behind a line."""
-        return f"  # {instr.source.name}, {instr.source.where}" if instr.source is not None else ""
+        op = instr.source
+        return f"  {comment(f'{op.name}, {op.where}')}" if op is not None else ""
 
     def _rename(self) -> None:
         """In-place results and removed copies go by the name of what they are."""
@@ -187,7 +186,7 @@ class BlockWriter(OpWriter):
         if not draws:
             yield from lines
             return
-        outer = f"path_{len(self.source.lines)}"
+        outer = self.source.local("path")
         yield f"{outer} = r.rng_path"
         yield f"r.rng_path = {self._inside(self._start(instr), *instr.rng_path.numbers)}"
         yield from lines
@@ -217,7 +216,7 @@ class BlockWriter(OpWriter):
             yield f"for _ in range({count}):"
             yield f"    {call}"
             return
-        outer, start = f"path_{len(self.source.lines)}", f"start_{len(self.source.lines)}"
+        outer, start = self.source.local("path"), self.source.local("start")
         yield f"{outer}, {start} = r.rng_path, {self._start(instr)}"
         first = instr.arguments["first"]
         yield f"for i in range({first}, {first + count}):"

@@ -216,10 +216,11 @@ class OpWriter:
         """Offsets stay on the host: the kernel takes anything that int() takes."""
         assert instr.definition is not None
         args, kwargs = call_arguments(instr.definition, instr.arguments)
-        offset = instr.arguments["offset"]
-        return [self._row(instr) if a is offset else self._argument(a, False) for a in args] + [
-            f"{k}={self._argument(v, False)}" for k, v in kwargs.items()
-        ]
+        names = instr.definition.signature.parameters
+        return [
+            self._row(instr) if name == "offset" else self._argument(a, False)
+            for name, a in zip(names, args)
+        ] + [f"{k}={self._argument(v, False)}" for k, v in kwargs.items()]
 
     def _row(self, instr: Instr) -> str:
         """The row of a transfer, as something that int() takes."""
@@ -314,7 +315,7 @@ class OpWriter:
                 yield f"{self.python[instr.outputs[0]]} = (yield {site}.begin{arrived})"
                 return
             if may_donate(instr) and operands[0] in self.last_uses:
-                held = f"held_{self.source.collective_sites}"
+                held = self.source.local("held")
                 yield f"{held} = [{operands[0]}]; del {operands[0]}"
                 self.last_uses = [held, *(n for n in self.last_uses if n != operands[0])]
                 call = f"(yield {site}.donate(r, {held}, {combine}))"

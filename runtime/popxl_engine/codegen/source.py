@@ -10,6 +10,11 @@ import torch
 from popxl_engine.ir import Instr
 
 
+def comment(text: str) -> str:
+    """A comment of one line, whatever characters users have put into its text."""
+    return "# " + "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 @dataclass
 class Source:
     """Generated source for a device with what it refers to, and the instruction of each line."""
@@ -46,6 +51,10 @@ class Source:
         self.names[name] = value
         known.append(name)
         return name
+
+    def local(self, prefix: str) -> str:
+        """A name for a local variable, which no value and no object has."""
+        return f"{prefix}_{len(self.lines)}v"
 
     def instr_of(self, error: BaseException, filename: str) -> Instr | None:
         """The instruction that an error comes from, if one of this source does: that of the

@@ -3,6 +3,7 @@ what must hold of them.
 """
 
 from popxl_engine.ir.block import (
+    NO_NAME,
     Block,
     Instr,
     RngPath,
@@ -18,6 +19,7 @@ from popxl_engine.ir.text import to_text
 from popxl_engine.ir.verify import verify
 
 __all__ = [
+    "NO_NAME",
     "Block",
     "Instr",
     "RngPath",

@@ -2,6 +2,7 @@
 changes: a pass makes new ones.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -15,6 +16,9 @@ from popxl.tensor import Constant, Tensor, TensorSpec
 from popxl_engine.shards import Sharding
 
 Finding = TypeVar("Finding")
+
+NO_NAME = re.compile(r"\W", re.ASCII)
+"""A character of users' names that no name in the generated source has."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,6 +185,10 @@ class Block:
     """Main block only: variables and device shards that it reads or writes."""
     written: frozenset[int] = frozenset()
     """Indices of by-reference inputs that the block really writes (`passes.elide_copies`)."""
+    viewed: frozenset[int] = frozenset()
+    """Indices of those that alias forms in it view, so that they must lie in memory in order
+    (`passes.elide_copies`).
+    """
     _findings: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def find(self, analysis: Callable[["Block"], Finding]) -> Finding:

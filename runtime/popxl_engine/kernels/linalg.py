@@ -39,7 +39,7 @@ def prefers_onednn() -> bool:
     """Whether float32 products of matrices are faster in oneDNN than in torch.mm.
 
     MKL leaves AVX-512 alone on AMD's CPUs. Decided by the kind of CPU, not by measuring, so that
-    the same machine gives the same bits. oneDNN is twice as fast there (docs/performance.md).
+    the same machine gives the same bits. oneDNN is twice as fast there (docs/architecture.md).
     """
     return (
         hasattr(torch.ops.mkldnn, "_linear_pointwise")

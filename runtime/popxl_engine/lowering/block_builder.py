@@ -2,7 +2,6 @@
 them are on the host.
 """
 
-import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -13,24 +12,13 @@ from popxl.op_records import OpDefinition
 from popxl.tensor import Constant, Tensor, TensorSpec
 
 from popxl_engine.analysis.union_find import UnionFind
-from popxl_engine.ir import Block, Instr, Value, aliased, filled
+from popxl_engine.ir import NO_NAME, Block, Instr, Value, aliased, filled
 from popxl_engine.shards import Sharding
 
-_NO_NAME = re.compile(r"\W")
 HOST_ELEMENTS = 16
 """Integer tensors of up to this many elements are computed on the host where their operands are
 there.
 """
-
-
-class NotOnHost(Exception):
-    """A host value is written by something that runs on the device: lower again with this root on
-    the device.
-    """
-
-    def __init__(self, root: Any):
-        super().__init__(root)
-        self.root = root
 
 
 def is_small_integer(spec: Any) -> bool:
@@ -49,12 +37,13 @@ class Capture(NamedTuple):
 
 
 class ProgramValues:
-    """Makes the values of a program. Roots found unfit for the host are remembered in
-    ``device_roots``.
-    """
+    """The values of a program, and which of their roots cannot be on the host."""
 
     def __init__(self) -> None:
         self.device_roots: set[Any] = set()
+        """Roots that are on the device however small they are."""
+        self.unfit: set[Any] = set()
+        """Roots on the host that something on the device writes or views, as it turns out."""
         self.sharding: dict[Any, Sharding] = {}
         self._count = 0
 
@@ -63,7 +52,7 @@ class ProgramValues:
     ) -> Value:
         """A value with a name that is unique in the program."""
         self._count += 1
-        clean = _NO_NAME.sub("_", name.rsplit("/", 1)[-1])
+        clean = NO_NAME.sub("_", name.rsplit("/", 1)[-1])
         clean = f"v{clean}" if clean[:1].isdigit() else clean
         return Value(f"{clean}_{self._count}", spec, host, sharding)
 

@@ -18,12 +18,7 @@ from popxl.op_records import Op
 from popxl.tensor import Tensor
 
 from popxl_engine.ir import Block, Instr, RngPath, Value, filled, values_in
-from popxl_engine.lowering.block_builder import (
-    BlockBuilder,
-    Capture,
-    NotOnHost,
-    is_small_integer,
-)
+from popxl_engine.lowering.block_builder import BlockBuilder, Capture, is_small_integer
 from popxl_engine.lowering.graphs import GraphPass, op_of, short_name
 from popxl_engine.lowering.outlining import Specialization, specialization
 from popxl_engine.lowering.program_graphs import ProgramGraphs
@@ -42,7 +37,8 @@ def inner_path(path: str, graph: Graph) -> str:
 
 
 def lower(main: Graph, run_passes: GraphPass, ops: Collection[Op] | None = None) -> Block:
-    """A program's block: that of its main graph.
+    """A program's block: that of its main graph. It is lowered again, with all that is unfit for
+    the host on the device, until nothing is.
 
     Args:
         run_passes: what passes make of the block of each graph.
@@ -51,21 +47,23 @@ def lower(main: Graph, run_passes: GraphPass, ops: Collection[Op] | None = None)
     program = ProgramGraphs(main, run_passes, ops)
     while True:
         program.bodies.clear()
-        try:
-            builder = Inliner(program, "main")
-            on_device = (v for v in main.variables if v.location_info is None)
-            state = {v if v.shard is None else v.shard: None for v in on_device}
-            # the last: what other parts make, of a program that no session has arranged yet
-            for t in {
-                **state,
-                **dict.fromkeys(main.retained),
-                **program.graph_block(main).block.state,
-            }:
-                builder.state(t)
-            builder.inline(main, [], "")
-            return builder.finish([])
-        except NotOnHost as error:
-            program.device_roots.add(error.root)
+        program.unfit.clear()
+        builder = Inliner(program, "main")
+        on_device = (v for v in main.variables if v.location_info is None)
+        state = {v if v.shard is None else v.shard: None for v in on_device}
+        # the last: what other parts make, of a program that no session has arranged yet
+        for t in {
+            **state,
+            **dict.fromkeys(main.retained),
+            **program.graph_block(main).block.state,
+        }:
+            builder.state(t)
+        builder.inline(main, [], "")
+        block = builder.finish([])
+        if not program.unfit:
+            return block
+        assert program.unfit.isdisjoint(program.device_roots)
+        program.device_roots |= program.unfit
 
 
 class Inliner(BlockBuilder):
@@ -236,7 +234,7 @@ class Inliner(BlockBuilder):
         body, taken = self._block_of(op_of(instr), graph, inputs, carried, name, read)
         for i, (value, inner) in enumerate(zip(taken, body.inputs)):
             if i in body.by_ref and value.host and not inner.host:
-                raise NotOnHost(self.roots[value])
+                self.program.unfit.add(self.roots[value])
         pairs = zip(taken, body.inputs)
         return body, tuple([v if inner.host else self.to_device(v) for v, inner in pairs])
 
@@ -365,7 +363,7 @@ class Inliner(BlockBuilder):
         written = [arguments[p] for p in definition.writes]
         for value in (*written, *(inputs if definition.alias else ())):
             if value.host and not host:
-                raise NotOnHost(self.roots[value])
+                self.program.unfit.add(self.roots[value])
         host = host and not any(
             (op_of(instr), i) in self.program.device_roots for i in range(len(specs))
         )

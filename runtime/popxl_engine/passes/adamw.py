@@ -76,12 +76,17 @@ def _may_be_one(
     rewriter: Rewriter, index: int, absorbed: Sequence[int], operands: Mapping[str, Any]
 ) -> bool:
     """Whether all may run where the last of them is, nobody sees what is between, and no factor is
-    what the update writes.
+    what the update writes, or its step, which may be counted in between.
     """
     state = [operands[name] for name in STATE]
     written = {rewriter.storage(v) for v in state}
     others = [v for name, v in operands.items() if name not in STATE and isinstance(v, Value)]
-    apart = len(written) == len(state) and all(rewriter.storage(v) not in written for v in others)
+    step = rewriter.storage(operands["step"])
+    apart = (
+        len(written) == len(state)
+        and all(rewriter.storage(v) not in written for v in others)
+        and [rewriter.storage(v) for v in others].count(step) == 1
+    )
     seen = any(
         not rewriter.used_only_by(v, absorbed)
         for i in absorbed[:2]

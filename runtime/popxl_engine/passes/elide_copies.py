@@ -138,8 +138,12 @@ class _Elision:
             self._decide(position, instr)
         instrs = [self._marked(instr) for instr in self.block.instrs]
         outputs, copies = self._separate_outputs()
-        written = frozenset(i for i in self.block.by_ref if self.of(self.block.inputs[i]).writes)
-        return self.block.with_instrs([*instrs, *copies], outputs=outputs, written=written)
+        inputs = [(i, self.block.inputs[i]) for i in self.block.by_ref]
+        written = frozenset(i for i, value in inputs if self.of(value).writes)
+        viewed = frozenset(i for i, value in inputs if value in self.viewed)
+        return self.block.with_instrs(
+            [*instrs, *copies], outputs=outputs, written=written, viewed=viewed
+        )
 
     def _marked(self, instr: Instr) -> Instr:
         needs_contiguous = not self.viewed.isdisjoint(instr.outputs)
@@ -199,7 +203,8 @@ class _Elision:
             yield from (instr for instr in every if is_of_all_members(instr))
 
     def _find_viewed(self) -> None:
-        """Find the alias forms whose storage is written later, and every value of that storage.
+        """Find the alias forms whose storage is written later, and those of bodies, and every value
+        of that storage.
 
         Ops that make such a value lay it out plainly, so that it can be viewed.
         """
@@ -210,8 +215,12 @@ class _Elision:
                 if storage.writes and storage.writes[-1] > position:
                     self.views.add(instr)
                     viewed.add(id(storage))
-        for instr in self.block.instrs if viewed else ():
-            self.viewed.update(v for v in instr.outputs if id(self.of(v)) in viewed)
+            for body, inputs in instr.calls():
+                viewed.update(id(self.of(inputs[i])) for i in body.viewed)
+        if viewed:
+            made = (v for instr in self.block.instrs for v in instr.outputs)
+            all_values = (*self.block.inputs, *made)
+            self.viewed.update(v for v in all_values if id(self.of(v)) in viewed)
 
     def identity(self, value: Value) -> Value:
         """The first value whose memory this one is, element by element."""

@@ -79,9 +79,11 @@ class Rewriter:
         )
 
     def scalar(self, v: Any) -> float | None:
-        """The value of a constant of one element, a real number."""
+        """The value of a constant of one element, a real number, that nothing writes."""
         constant = self.uses.constants.get(v)
         if constant is None or constant.nelms != 1 or constant.dtype.is_complex:
+            return None
+        if self.uses.is_written(v):
             return None
         return float(constant.host_value.reshape(()))
 
@@ -147,7 +149,7 @@ class Rewriter:
     def writes_between(self, first: int, last: int) -> bool:
         """Whether anything strictly between two instructions writes to storage."""
         return any(
-            self.instrs[i].written() for i in range(first + 1, last) if i not in self.removed
+            self.instrs[i].may_write() for i in range(first + 1, last) if i not in self.removed
         )
 
     def may_run_late(
@@ -166,7 +168,7 @@ class Rewriter:
         for i in range(min(absorbed), last):
             if i in absorbed or i in self.removed or i == except_:
                 continue
-            if self.instrs[i].written() or self.may_see(i, storages):
+            if self.instrs[i].may_write() or self.may_see(i, storages):
                 return False
         return True
 

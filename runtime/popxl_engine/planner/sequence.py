@@ -86,7 +86,8 @@ class Walk:
         """
         if id(instr) in self._phases:
             yield self._entering(self._phases[id(instr)])
-        makes = any(value.host and value in self._needed for value in instr.outputs)
+        made = (*instr.outputs, *instr.written())
+        makes = any(value.host and value in self._needed for value in made)
         moves = any(not _is_silent(body) for body in instr.bodies)
         if instr.kind == "copy":
             if makes:
@@ -251,22 +252,30 @@ def _evaluating(instr: Instr) -> Action:
     target = instr.arguments[definition.writes[0]] if definition.writes else None
     types = [value.spec.dtype.as_numpy() for value in outputs]
     gives_many = definition.result_type in (list, tuple)
+    array = np.asarray if definition.alias else np.array
 
     def evaluate(scalars: Scalars) -> None:
         if any([value not in scalars for value in inputs]):
+            if target in scalars:
+                raise GraphError(_unknown(instr, "a write of a number that is on the device"))
             return
         known = scalars.__getitem__
-        result = host(
-            *[known(a) if isinstance(a, Value) else filled(a, known) for a in args],
-            **{name: filled(a, known) for name, a in kwargs.items()},
-        )
+        try:
+            result = host(
+                *[known(a) if isinstance(a, Value) else filled(a, known) for a in args],
+                **{name: filled(a, known) for name, a in kwargs.items()},
+            )
+        except Exception as error:  # a branch that does not run may ask for what is not there
+            raise GraphError(
+                _unknown(instr, f"a number that cannot be computed ({error})")
+            ) from error
         if target is not None:
             scalars[target][...] = result
             scalars[outputs[0]] = scalars[target]
             return
         results = result if gives_many else [result]
         for value, found, data_type in zip(outputs, results, types):
-            scalars[value] = np.array(found, dtype=data_type)
+            scalars[value] = array(found, dtype=data_type)
 
     return evaluate
 

@@ -74,6 +74,13 @@ def scaled_by_an_array() -> list[Tensor]:
     return [ops.mul(y, popxl.constant(np.full((1, 1, 1, 1), 0.5, np.float32))) + var(6, 6, seed=2)]
 
 
+def scaled_by_what_is_written() -> list[Tensor]:
+    """Scores scaled by a constant that has another value then."""
+    scale = popxl.constant(2.0)
+    ops.add_(scale, scale)
+    return [var(2, 6, 6) @ var(2, 6, 6, seed=1) * scale + var(6, 6, seed=2)]
+
+
 def transposed(x: Sequence[int], w: Sequence[int], permutation: Sequence[int]) -> Build:
     """A permutation of a product."""
     return of(lambda: [(var(*x) @ var(*w, seed=1)).transpose(tuple(permutation))])
@@ -238,7 +245,8 @@ def adam(name: str) -> list[Tensor]:
         m = v
     if name == "gradient is the weight":
         grad = weight
-    by = {"a matrix": var(6, 6, seed=8), "wider": var(1, 1, seed=8)}.get(name)
+    factors = {"a matrix": var(6, 6, seed=8), "wider": var(1, 1, seed=8), "the step": step}
+    by = factors.get(name)
     source = grad[0] if name == "wider by rows" else grad
     g = source * (other if name == "wider by rows" else by) if by is not None or (
         name == "wider by rows"
@@ -452,6 +460,19 @@ def bounded_loss(name: str) -> list[Tensor]:
         again = logsumexp_and_pick_grad(picked, total, total, y, labels)
         results.append(softcap_grad(again, y, 2.0))
     return results
+
+
+def bounded_loss_with_a_loop(ir: popxl.Ir) -> list[Tensor]:
+    """A cross entropy whose gradient's factor a loop writes before the slope."""
+    y, factor = softcap(var(6, 11), 2.0), var(6, seed=1) + 0.0
+    labels = popxl.variable(np.array([0, 10, 3, 3, 7, 1], np.int32))
+    total, _ = logsumexp_and_pick(y, labels)
+    gradient = logsumexp_and_pick_grad(factor, factor, total, y, labels)
+    body = ir.create_empty_graph("body")
+    with body:
+        ops.add_(popxl.graph_input((6,), popxl.float32, by_ref=True), popxl.constant(normal(6)))
+    ops.repeat(body, 2, factor)
+    return [softcap_grad(gradient, y, 2.0), factor]
 
 
 def bounded_logits_leave_a_loop(ir: popxl.Ir) -> list[Tensor]:
@@ -805,6 +826,7 @@ NEAR_MISSES: dict[str, Build] = {
     "scores: broadcast": masked((2, 6, 6), (1, 6, 6), (6, 6)),
     "scores: other ranks": masked((2, 6, 6), (6, 6), (6, 6)),
     "scores: scaled by an array": of(scaled_by_an_array),
+    "scores: scaled by what is written": of(scaled_by_what_is_written),
     "scores: integers": of(
         lambda: [
             popxl.variable(np.arange(24).reshape(2, 3, 4), popxl.int64)
@@ -873,7 +895,7 @@ NEAR_MISSES: dict[str, Build] = {
         "added to itself", "copied", "total is a part", "one row for all",
     ),
     **every(
-        adam, "a moment of float64", "a weight of float64", "moments are one",
+        adam, "a moment of float64", "a weight of float64", "moments are one", "the step",
         "gradient is the weight", "a matrix",
         "wider", "wider by rows", "another beta1", "another beta2", "another gradient",
         "only the second moment", "only the first moment", "another weight", "no step",
@@ -892,6 +914,7 @@ NEAR_MISSES: dict[str, Build] = {
         "a slope of others", "bounded logits are read", "a gradient that is read",
         "bounded logits are a gradient", "a second gradient",
     ),
+    "bounded loss: a loop between": bounded_loss_with_a_loop,
     "bounded loss: bounded logits leave a loop": bounded_logits_leave_a_loop,
     **every(attention, *CHANGED),
     **every(gradient, *CHANGED),

@@ -23,6 +23,8 @@ KINDS = (
 )  # fmt: skip
 COLLECTIVES = ("all_reduce", "all_reduce_", "all_gather", "reduce_scatter", "sharded_slice")
 """Kinds for programs on several replicas."""
+COUNTED = ("count", "count_", "load_at", "store_at")
+"""Kinds for programs whose rows follow from counters."""
 ROWS = 3
 
 
@@ -90,7 +92,12 @@ class Builder:
             for body in graphs:
                 self.graphs.append(self.graph(body))
             pool = Pool([self.variable(s, f"v{i}") for i, s in enumerate(SHAPES)])
-            pool.counter.append(popxl.variable(1, popxl.int32, name="counter"))
+            is_known = any(kind in COUNTED[1:] for each in (steps, *graphs) for kind, *_ in each)
+            pool.counter.append(
+                popxl.constant(1, popxl.int32)
+                if is_known
+                else popxl.variable(1, popxl.int32, name="counter")
+            )
             self.fill(pool, steps, main=True)
             self.observe(pool)
 
@@ -315,6 +322,22 @@ class Builder:
             ops.add_(n, popxl.constant(1, popxl.int32))
         else:
             pool.counter.append(n + 1)
+
+    def do_count_(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
+        n = pool.counter[a % len(pool.counter)]
+        ops.add_(n.reshape_((1,)), popxl.constant([1], popxl.int32))
+
+    def do_load_at(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
+        pool.add(ops.remote_load(self.buffers[b % 3], self.row(pool, a)))
+
+    def do_store_at(self, pool: Pool, a: int, b: int, c: int, main: bool) -> None:
+        buffer = self.buffers[b % 3]
+        ops.remote_store(buffer, self.row(pool, a), pool.pick(c, buffer.tensor_shape))
+
+    def row(self, pool: Pool, n: int) -> Tensor:
+        """A row number that a counter gives."""
+        counter = pool.counter[n % len(pool.counter)]
+        return ops.fmod(counter, popxl.constant(ROWS, popxl.int32))
 
     def pairs(self, n: int) -> popxl.ReplicaGrouping:
         """One of the groupings of four replicas in pairs, or all of them."""

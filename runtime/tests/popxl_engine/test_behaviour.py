@@ -11,7 +11,7 @@ import re
 import threading
 import traceback
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import IntEnum
 from pathlib import Path
@@ -29,6 +29,7 @@ from popxl.tensor import Tensor
 from popxl_engine.cache import save_source
 from popxl_engine.codegen.op_writer import is_literal
 from popxl_engine.kernels.registry import KERNELS
+from popxl_engine.lowering import inlining
 
 # Where
 
@@ -64,6 +65,37 @@ def test_a_counter_that_the_device_changes_lives_on_the_device() -> None:
         return [n + 1]
 
     both(build)
+
+
+def test_all_counters_that_the_device_changes_move_there_at_once(monkeypatch: Any) -> None:
+    def counted(counters: int) -> Callable[[popxl.Ir], Sequence[Tensor]]:
+        def build(ir: popxl.Ir) -> Sequence[Tensor]:
+            def count(n: popxl.TensorByRef) -> None:
+                var_updates.accumulate_(n, popxl.constant(1, popxl.int32))
+
+            found = [popxl.variable(i, popxl.int32) for i in range(counters)]
+            graph = ir.create_graph(count, found[0])
+            for i, n in enumerate(found):
+                ops.call(graph, n) if i % 2 else ops.repeat(graph, 2, n)
+            return found
+
+        return build
+
+    def lowerings(counters: int) -> int:
+        lowered.clear()
+        prepare(counted(counters))
+        return lowered.count("main")
+
+    lowered: list[str] = []
+    inliner = inlining.Inliner
+
+    def noted(program: Any, name: str) -> inlining.Inliner:
+        lowered.append(name)
+        return inliner(program, name)
+
+    monkeypatch.setattr(inlining, "Inliner", noted)
+    assert lowerings(20) == lowerings(2)
+    both(counted(5))
 
 
 def test_a_single_piece_and_a_single_seed_have_their_shapes_on_the_host() -> None:
@@ -237,6 +269,62 @@ def test_offsets_of_one_element_are_numbers_as_scalars_are() -> None:
 
     found = both(build)[0]
     assert [list(value) for value in found.values()] == [[4, 4], [8, 8]]
+
+
+def test_a_row_may_hold_its_own_number() -> None:
+    def build(ir: popxl.Ir) -> Sequence[Tensor]:
+        numbers = popxl.remote_buffer((1,), popxl.int32, 4)
+
+        def body(n: Tensor) -> Tensor:
+            ops.remote_store(numbers, n, n)
+            return n + 1
+
+        n = popxl.constant([0], popxl.int32)
+        ops.repeat(ir.create_graph(body, n), 4, n)
+        return [ops.remote_load(numbers, row) for row in range(4)]
+
+    assert list(both(build)[0].values()) == [[0], [1], [2], [3]]
+
+
+# Names
+
+
+@pytest.mark.parametrize("name", ["path", "start"])
+def test_a_tensor_may_have_the_name_of_what_the_source_makes_itself(name: str) -> None:
+    def build(ir: popxl.Ir) -> Sequence[Tensor]:
+        numbered = []
+        for i in range(40):
+            with popxl.name_scope(f"scope_{i}"):
+                numbered.append(popxl.variable(np.full(2, i, np.float32), name=name))
+        w = popxl.variable(np.ones(4, np.float16))
+
+        def body(w: popxl.TensorByRef) -> None:
+            ops.add_(w, popxl.constant(np.full(4, 0.01), popxl.float16))
+
+        ops.repeat(ir.create_graph(body, w), 3, w)
+        return [ops.sum(ops.concat(numbered))]
+
+    engine = prepare(build, enableStochasticRounding=True)
+    assert run(engine)["d2h_stream"] == 2 * sum(range(40))
+    assert re.search(rf"\b{name}_\d+\b", source(engine))
+
+
+@pytest.mark.parametrize(
+    "name", ["x²", "½", "ﬁ", "２", "日本", "a b", "def", "", "a\n    raise", "a\r#", "a\u2028b\0"]
+)
+def test_names_may_hold_any_characters(name: str) -> None:
+    def build(ir: popxl.Ir) -> Sequence[Tensor]:
+        with popxl.name_scope(name):
+            x = popxl.variable([1.0], name=name) * 2.0
+        graph = ir.create_empty_graph(name)
+        with graph:
+            popxl.graph_output(popxl.graph_input((1,), popxl.float32, name) * 2.0)
+        return ops.repeat(graph, 3, x)
+
+    both(build)
+    engine = prepare(build)
+    assert engine.program is not None
+    assert all(n.isascii() for n in engine.program._main.__code__.co_varnames)
 
 
 # The cache folder

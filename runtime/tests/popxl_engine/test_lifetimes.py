@@ -9,8 +9,8 @@ import popxl
 import pytest
 import torch
 from helpers.engine_programs import corpus
-from helpers.engine_runs import engine_of
-from helpers.random_programs import Built, build
+from helpers.engine_runs import both, engine_of, ones
+from helpers.random_programs import COUNTED, Built, build
 from popxl import ops
 from popxl.context import _execution_context
 from popxl_engine import residency
@@ -96,6 +96,11 @@ def test_rows_whose_memory_is_released_change_no_number(
     monkeypatch.setattr(Rows, "release", counting)
     assert not any(differs(program, readable, replicas) for program in corpus(20, KINDS))
     assert len(given_up) > 200
+
+
+@pytest.mark.slow
+def test_rows_whose_numbers_are_counted_change_no_number() -> None:
+    assert not any(differs(program, True) for program in corpus(20, KINDS + COUNTED * 2))
 
 
 @pytest.mark.parametrize("rule", sorted(RULES))
@@ -218,6 +223,86 @@ def test_rows_whose_numbers_are_not_known_before_keep_their_memory() -> None:
     engine.run({}, {stream: np.zeros((1, 1, *SHAPE), np.float32)})
     (rows,) = engine.machine.replicas[0].rows.values()
     assert isinstance(rows, Rows) and rows.held_bytes == rows.row_bytes
+
+
+def by_two(n: popxl.Tensor) -> None:
+    """A counter's advance through a view of it."""
+    ops.add_(n.reshape_(()), popxl.constant(2, popxl.int32))
+
+
+def by_two_in_a_loop(n: popxl.Tensor) -> None:
+    """A counter's advance by a loop that does nothing else."""
+
+    def advance(n: popxl.TensorByRef) -> None:
+        ops.add_(n, popxl.constant([1], popxl.int32))
+
+    ops.repeat(popxl.gcg().ir.create_graph(advance, n), 2, n)
+
+
+def by_a_variable(n: popxl.Tensor) -> None:
+    """A counter's advance by what is not known before."""
+    ops.add_(n, popxl.variable([2], popxl.int32))
+
+
+def by_a_variable_in_a_call(n: popxl.Tensor) -> None:
+    """The same by a graph that takes both."""
+
+    def advance(n: popxl.TensorByRef, step: popxl.Tensor) -> None:
+        ops.add_(n, step)
+
+    step = popxl.variable([2], popxl.int32)
+    ops.call(popxl.gcg().ir.create_graph(advance, n, step), n, step)
+
+
+@pytest.mark.parametrize(
+    "advance", [by_two, by_two_in_a_loop, by_a_variable, by_a_variable_in_a_call]
+)
+def test_rows_that_a_counter_in_place_leaves_alone_last(advance: Any) -> None:
+    def program(ir: popxl.Ir) -> list[popxl.Tensor]:
+        buffer = popxl.remote_buffer((2,), popxl.float32, 3)
+        popxl.remote_variable(np.array([5, 6], np.float32), buffer, 0)
+        n = popxl.constant([0], popxl.int32)
+        advance(n)
+        ops.remote_store(buffer, n, ones(2))
+        return [ops.remote_load(buffer, 0)]
+
+    first, _ = both(program)
+    assert [5, 6] in first.values()
+
+
+def test_a_loop_whose_counter_advances_through_a_view_runs() -> None:
+    def program(ir: popxl.Ir) -> list[popxl.Tensor]:
+        buffer = popxl.remote_buffer((2,), popxl.float32, 4)
+
+        def body(n: popxl.TensorByRef, x: popxl.Tensor) -> None:
+            ops.remote_store(buffer, n, x)
+            ops.add_(n.reshape_(()), popxl.constant(1, popxl.int32))
+
+        n, x = popxl.constant([0], popxl.int32), ones(2)
+        ops.repeat(ir.create_graph(body, n, x), 4, n, x)
+        return [ops.remote_load(buffer, row) for row in range(4)]
+
+    both(program)
+
+
+def test_a_branch_that_does_not_run_may_ask_for_a_row_that_is_not_there() -> None:
+    def program(ir: popxl.Ir) -> Any:
+        buffer = popxl.remote_buffer((2,), popxl.float32, 3)
+        for row in range(3):
+            popxl.remote_variable(np.full(2, row, np.float32), buffer, row)
+
+        def divided(n: popxl.Tensor, k: popxl.Tensor) -> popxl.Tensor:
+            return ops.remote_load(buffer, ops.div(n, k))
+
+        def plain(n: popxl.Tensor, k: popxl.Tensor) -> popxl.Tensor:
+            return ops.remote_load(buffer, n)
+
+        given = popxl.constant(2, popxl.int32), popxl.constant(0, popxl.int32)
+        divides = ops.greater(popxl.variable(1.0), popxl.constant(5.0))
+        graphs = ir.create_graph(divided, *given), ir.create_graph(plain, *given)
+        return ops.conditional(divides, *graphs, given, given)
+
+    both(program)
 
 
 @pytest.mark.parametrize("interpret", [True, False])

@@ -11,6 +11,7 @@ from popxl import ops
 from popxl.extensions import bfloat16
 from popxl.ops import var_updates
 from popxl.tensor import Tensor
+from popxl_engine.lowering import outlining
 
 
 def test_joined_views_that_nobody_writes_later_are_right() -> None:
@@ -93,6 +94,31 @@ def test_a_join_inside_a_loop_is_of_the_callers_tensors() -> None:
         return [a]
 
     assert both(build)[0]["a"] == [[0, 2], [4, 6]]
+
+
+@pytest.mark.parametrize("dtype", [popxl.float32, popxl.int32], ids=str)
+@pytest.mark.parametrize("is_view", [True, False])
+@pytest.mark.parametrize("how", ["loop", "nested", "outlined"])
+def test_a_tensor_lies_in_order_where_what_takes_it_by_reference_views_it(
+    how: str, is_view: bool, dtype: popxl.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(ir: popxl.Ir) -> Sequence[Tensor]:
+        def add(y: popxl.TensorByRef) -> None:
+            ops.add_(ops.reshape_(y, (6,)), popxl.constant(np.arange(6), dtype))
+
+        def outer(y: popxl.TensorByRef) -> None:
+            ops.repeat(ir.create_graph(add, y), 2, y)
+
+        x = popxl.variable(np.arange(6).reshape(2, 3), dtype, name="x")
+        y = ops.transpose(x + 1) if is_view else ops.transpose(x) * 2
+        graph = ir.create_graph(outer if how == "nested" else add, y)
+        ops.call(graph, y) if how == "outlined" else ops.repeat(graph, 3, y)
+        return [y]
+
+    if how == "outlined":
+        for limit in ("MOST_INLINED", "MOST_INLINED_BELOW"):
+            monkeypatch.setattr(outlining, limit, 0)
+    both(build)
 
 
 def test_a_write_to_a_view_that_shows_an_element_twice_is_ambiguous() -> None:

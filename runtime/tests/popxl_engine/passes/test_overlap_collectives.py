@@ -92,6 +92,16 @@ def rows(x: Tensor) -> None:
         kept(total)
 
 
+def counted_rows(x: Tensor) -> None:
+    """The row that is loaded is the one that is stored, by a counter that was written since."""
+    buffer = popxl.remote_buffer((4, 4), popxl.float32, 4)
+    number = popxl.variable(0, popxl.int32, name="number") + 0
+    row = number + 1
+    ops.remote_store(buffer, row, ops.exp(replicated_all_reduce(x)))
+    ops.add_(number, popxl.constant(1, popxl.int32))
+    kept(ops.gelu(ops.remote_load(buffer, number)))
+
+
 @pytest.mark.parametrize(
     "build, expected",
     [
@@ -134,6 +144,11 @@ def test_a_row_is_loaded_before_another_is_stored_and_never_before_the_same() ->
         "begin all_gather",
         "remote_store",
     ]
+
+
+def test_a_row_is_not_loaded_before_it_is_stored_by_what_a_counter_was() -> None:
+    found = [name for name in shown(counted_rows) if name.startswith("remote")]
+    assert found == ["remote_store", "remote_load"]
 
 
 def test_in_a_program_of_one_process_nothing_is_moved_and_no_other_is_asked(

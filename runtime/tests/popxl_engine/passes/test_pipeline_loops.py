@@ -137,6 +137,17 @@ def summing_between(n: Tensor, x: Tensor, loop: Loop) -> "tuple[Tensor, Tensor]"
     return n + 1, ops.tanh(replicated_all_reduce(x @ weight))
 
 
+def counting_in_place(n: Tensor, x: Tensor, loop: Loop) -> "tuple[Tensor, Tensor]":
+    """What the next iteration gathers is stored where a counter of its own has come to."""
+    own = n + 0
+    row = own + 1
+    weight = replicated_all_gather(ops.remote_load(loop.shards, n))
+    y = ops.tanh(x @ weight)
+    ops.remote_store(loop.shards, row, y[:2])
+    ops.add_(own, popxl.constant(1, popxl.int32))
+    return n + 1, y + replicated_all_gather(ops.remote_load(loop.shards, own))
+
+
 class Drawn:
     """A loop's body that is drawn at random: rows that it gathers, computes with and stores, up to
     two after or before its own.
@@ -191,6 +202,7 @@ PIPELINED = {
 }
 LEFT = {
     "storing_next": storing_next,
+    "counting_in_place": counting_in_place,
     "reducing_for_next": reducing_for_next,
     "reading_what_was_reduced": reading_what_was_reduced,
     "summing_between": summing_between,

@@ -4,6 +4,7 @@ counters of a run.
 
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -501,3 +502,26 @@ def test_a_row_that_only_the_device_knows_has_no_sequence():
         GraphError, match="row whose number is on the device.*Compute it from small integers"
     ):
         list(sequence(ir))
+
+
+def stored_by(change: Callable[[popxl.Tensor], popxl.Tensor]) -> popxl.Ir:
+    """A program that stores the row whose number is what becomes of 0."""
+    ir = popxl.Ir()
+    with ir.main_graph, popxl.in_sequence():
+        buffer = popxl.remote_buffer((1,), popxl.float32, 4)
+        row = change(popxl.constant([0], popxl.int32))
+        ops.remote_store(buffer, row, popxl.constant(np.ones(1, np.float32)))
+    return ir
+
+
+def test_a_counter_that_is_written_through_a_view_is_followed():
+    def by_two(n: popxl.Tensor) -> popxl.Tensor:
+        ops.add_(n.reshape_(()), popxl.constant(2, popxl.int32))
+        return n
+
+    assert [event.row for event in sequence(stored_by(by_two))] == [2]
+
+
+def test_a_row_whose_number_cannot_be_computed_is_refused_with_its_op():
+    with pytest.raises(GraphError, match="0 in the divisor.*= div.*Compute it from small integers"):
+        list(sequence(stored_by(lambda n: ops.div(popxl.constant([1], popxl.int32), n))))
