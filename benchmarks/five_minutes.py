@@ -21,12 +21,14 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import yaml  # noqa: E402
 
 from benchmarks import time_to_loss  # noqa: E402
 from benchmarks.harness import (  # noqa: E402
@@ -38,6 +40,7 @@ from benchmarks.harness import (  # noqa: E402
     flag,
     machine,
     make_parser,
+    output_of,
     require_file,
     script,
     table,
@@ -114,13 +117,17 @@ class Entry:
     score: str
     """Leaves `score.json` in the folder: `bits_per_byte`, and the `bytes` that it is of."""
 
+    settings: Callable[[Path], Figures] = lambda _: {}
+    """The `size` and `batch` that it trained with, of the folder."""
+
     def run(self, folder: Path, minutes: float) -> Figures:
-        """Seconds of training, and the score."""
+        """Seconds of training, the score, and the settings."""
         self.call("prepare", folder)
         seconds = self.call("train", folder, minutes)
         self.call("score", folder)
         score = json.loads((folder / "score.json").read_text())
-        return {name: score[name] for name in ("bits_per_byte", "bytes")} | {"seconds": seconds}
+        kept = {name: score[name] for name in ("bits_per_byte", "bytes")}
+        return {**kept, "seconds": seconds, "settings": self.settings(folder)}
 
     def call(self, name: str, folder: Path, minutes: float = 0.0) -> float:
         """Run one of its commands to its end; what it prints is in `NAME.log`.
@@ -145,6 +152,14 @@ class Entry:
         return seconds
 
 
+def chosen(folder: Path) -> Figures:
+    """The size and batch that our entry chose."""
+    config = yaml.safe_load((folder / "run" / "config.yml").read_text())
+    model = config["model"]
+    size = "x".join(str(model[name]) for name in ("layers", "hidden_size", "heads"))
+    return {"size": size, "batch": config["training"]["global_batch_size"]}
+
+
 OURS = Entry(
     prepare="{python} data/prepare.py text {folder}/train --validation_files {folder}/held_out "
     "--output {folder}/tokens --vocabulary_size 4096 --sequence_length 256 --overwrite",
@@ -152,6 +167,7 @@ OURS = Entry(
     "--run_folder {folder} --name run",
     score="{python} demo/evaluate.py --checkpoint {folder}/run --json {folder}/score.json "
     "--input_files {folder}/tokens/validation-*.tfrecord",
+    settings=chosen,
 )
 
 
@@ -166,14 +182,15 @@ class Baseline:
     """Its settings, as that script's `--start` takes them."""
 
     def run(self, folder: Path, minutes: float) -> Figures:
-        """Seconds of training, and the score."""
+        """Seconds of training, the score, and the settings."""
         OURS.call("prepare", folder)
         words = f"--text {folder}/tokens --results {folder} --recipes {self.kind} --trials 0"
         flags = [*words.split(), "--start", *self.start.split()]
         bench = time_to_loss.Bench(make_parser(None, time_to_loss.FLAGS).parse_args(flags))
         settings = bench.with_mode(self.kind, bench.tuned(self.kind), minutes)
         figures = bench.run(self.kind, settings, minutes)
-        return {name: figures[name] for name in ("bits_per_byte", "seconds")}
+        kept = {name: figures[name] for name in ("bits_per_byte", "bytes", "seconds")}
+        return {**kept, "settings": settings}
 
 
 ENTRIES: "dict[str, Entry | Baseline]" = {
@@ -202,6 +219,7 @@ def main() -> int:
             f"--record: got --minutes {arguments.minutes:g}; expected 5. Leave one of them out."
         )
     require_file(arguments.text, "the dictionary", MISSING)
+    code = {"commit": commit()} if arguments.record else {}
     runs: dict[str, list[Figures]] = {name: [] for name in arguments.entries}
     try:
         with few_cores():
@@ -210,16 +228,15 @@ def main() -> int:
                     done.append(measured(name, arguments))
     finally:  # an interruption loses no run that has ended
         results = [
-            {"entry": name, **result_of(done), "machine": machine()}
-            for name, done in runs.items()
-            if done
+            {"entry": name, **result_of(done), **code} for name, done in runs.items() if done
         ]
+        in_time = [r for r in results if r["seconds"] <= MARGIN * 60 * arguments.minutes]
         if arguments.record:
             with RECORDS.open("a") as file:
-                file.writelines(json.dumps(result, sort_keys=True) + "\n" for result in results)
+                file.writelines(json.dumps(result, sort_keys=True) + "\n" for result in in_time)
     rows = [
         [result["entry"], f"{result['bits_per_byte']:.4f}", f"{result['seconds']:.1f} s"]
-        + ["in time" if result["seconds"] <= MARGIN * 60 * arguments.minutes else "late: no entry"]
+        + ["in time" if result in in_time else "late: no entry"]
         for result in results
     ]
     print(table(["entry", "bits per byte", "longest", ""], rows))
@@ -237,8 +254,13 @@ def few_cores() -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
+def commit() -> str:
+    """The checkout's commit, with -dirty where files differ from it."""
+    return output_of(["git", "describe", "--always", "--dirty", "--exclude=*"]).strip()
+
+
 def measured(name: str, arguments: argparse.Namespace) -> Figures:
-    """Seconds and score of one run of an entry, in a folder of its own that is made anew.
+    """One run of an entry, in a folder of its own that is made anew, and the machine after it.
 
     Raises:
         BenchmarkError: it failed, or its score is not of the whole text.
@@ -247,19 +269,23 @@ def measured(name: str, arguments: argparse.Namespace) -> Figures:
     shutil.rmtree(folder, ignore_errors=True)
     size = write_text(arguments.text, folder)
     figures = ENTRIES[name].run(folder, arguments.minutes)
-    if figures.pop("bytes", size) < MOST * size:
+    if figures.pop("bytes") < MOST * size:
         raise BenchmarkError(f"{name}: got a score of fewer bytes; expected all {size} held out.")
     print(f"{name}: {json.dumps(figures)}", file=sys.stderr, flush=True)
-    return figures
+    return {**figures, "machine": machine()}
 
 
 def result_of(runs: "list[Figures]") -> Figures:
-    """The result of an entry's runs: the median of their scores, and the seconds of the longest."""
+    """The result of an entry's runs: the median of their scores, the seconds of the longest, the
+    settings of each, and the machine after the last.
+    """
     scores = [run["bits_per_byte"] for run in runs]
     return {
         "bits_per_byte": statistics.median(scores),
         "all_bits_per_byte": scores,
         "seconds": max(run["seconds"] for run in runs),
+        "all_settings": [run["settings"] for run in runs],
+        "machine": runs[-1]["machine"],
     }
 
 

@@ -9,14 +9,15 @@ is compared with.
     attention   attention to 16,384 tokens, forward and backward, beside PyTorch's; one with a
                 window of 1,024 beside that
     auto        what --auto chooses, beside the best of all ways to execute three small models
+    bert        a training step of the runtime's example beside Hugging Face's BERT
     building    building a program, differentiating it, recomputing and compiling, by its size: an
                 op of a program beside an op of the next smaller one
     loading     what a program waits for batches of prepared files that takes --rate tokens a
                 second
     overhead    an op of a compiled program beside PyTorch; building 96 layers; the first step of
                 preset demo from the start of the process, without kernels and with cached ones
-    preparing   text to tokens on the disk, beside datasets.map of Hugging Face, and the library
-                tokenizers alone, which keeps nothing
+    preparing   text to tokens on the disk, beside datasets.map of Hugging Face, with tiktoken in
+                both where we use it, and the library tokenizers alone, which keeps nothing
     profiling   a step that --profile records, beside one that it does not
     saving      a checkpoint: what it costs while training goes on, what of that comes before the
                 next step, and one that is waited for; the bar is a share of the time in between
@@ -35,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np  # noqa: E402
 
-from benchmarks import own_attention, own_auto, own_data, own_programs, own_steps  # noqa: E402
+from benchmarks import own_attention, own_auto, own_bert, own_data, own_programs, own_steps  # noqa: E402
 from benchmarks.harness import (  # noqa: E402
     CHECK,
     Arguments,
@@ -55,6 +56,7 @@ from benchmarks.own_cases import Case  # noqa: E402
 CASES = (
     *own_attention.CASES,
     *own_auto.CASES,
+    *own_bert.CASES,
     *own_programs.CASES,
     *own_data.CASES,
     *own_steps.CASES,
@@ -122,8 +124,8 @@ def chosen(arguments: Arguments) -> Iterator[Case]:
 
 
 def main() -> int:
-    """Measure and print; exit code 0, with `--check` 1 when a bar is missed, 2 where a group that
-    was asked for misses what it needs.
+    """Measure and print; exit code 0, with `--check` 1 when a bar is missed or nothing was
+    measured, 2 where a group that was asked for misses what it needs.
     """
     arguments = make_parser(__doc__, FLAGS).parse_args()
     found, missing = {}, set()
@@ -134,7 +136,7 @@ def main() -> int:
             missing.add(str(error))
     print(table(HEADERS, [row(case, found[case.name]) for case in CASES if case.name in found]))
     print("".join(f"\n{words}" for words in sorted(missing)), file=sys.stderr)
-    met = all(figures["met"] for figures in found.values())
+    met = bool(found) and all(figures["met"] for figures in found.values())
     code = ended("own", arguments, met=met, cases=found)
     return 2 if missing and arguments.groups else code
 

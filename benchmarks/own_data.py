@@ -24,25 +24,43 @@ from benchmarks.harness import (
 from benchmarks.own_cases import SPEED, Case, Clocks
 from popxl_gpt.data.dataset import TokenDataset
 from popxl_gpt.data.dataset_info import read_info
+from popxl_gpt.data.encoding import PATTERN, Encoder, byte_names
 from popxl_gpt.data.loader import BatchLoader
 from popxl_gpt.data.preparation import Settings, prepare
 from popxl_gpt.data.sources import stdlib_source, text_source
 
 BATCHES = 400
 """That are made, and taken."""
+BY_TOKENIZERS = """
+from tokenizers import Tokenizer
+tokenizer = Tokenizer.from_file(tokenizer_file)
+
+
+def encode(texts):
+    found = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+    return [encoding.ids for encoding in found]
+"""
+BY_TIKTOKEN = """
+import json
+import tiktoken
+with open(tokenizer_file + ".ranks") as file:
+    pattern, *tokens_by_rank = json.load(file)
+ranks = {bytes.fromhex(token): rank for rank, token in enumerate(tokens_by_rank)}
+encoding = tiktoken.Encoding("text", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
+
+
+def encode(texts):
+    return map(encoding.encode_ordinary, texts)
+"""
 MAP = """
 import sys
 import datasets
-from tokenizers import Tokenizer
 
 lines, tokenizer_file, workers, folder = sys.argv[1:]
-tokenizer = Tokenizer.from_file(tokenizer_file)
-end = tokenizer.token_to_id("<|endoftext|>")
-
+ENCODE
 
 def tokens(rows):
-    found = tokenizer.encode_batch_fast(rows["text"], add_special_tokens=False)
-    return {"ids": [[*encoding.ids, end] for encoding in found]}
+    return {"ids": [[*ids, 0] for ids in encode(rows["text"])]}
 
 
 if __name__ == '__main__':
@@ -130,19 +148,35 @@ class Preparing(NamedTuple):
     tokenizer: Path
     folder: Path
     flags: Arguments
+    encode: str
+    """How the peer makes tokens of texts: as `data/prepare.py` does."""
     counts: set[int]
     """The numbers of tokens that the ways make: one, if they make the same."""
+
+
+def encoding(tokenizer: Path) -> str:
+    """`BY_TIKTOKEN`, whose ranks are written beside the tokenizer, where `data/prepare.py` uses
+    tiktoken; else `BY_TOKENIZERS`.
+    """
+    content = tokenizer.read_text(encoding="utf-8")
+    if not Encoder(content).is_fast:
+        return BY_TOKENIZERS
+    bytes_of = {name: byte for byte, name in enumerate(byte_names())}
+    names = [*byte_names(), *map("".join, json.loads(content)["model"]["merges"])]
+    tokens = [bytes(bytes_of[c] for c in name).hex() for name in names]
+    Path(f"{tokenizer}.ranks").write_text(json.dumps([PATTERN, *tokens]))
+    return BY_TIKTOKEN
 
 
 def preparing(flags: Arguments, folder: Path) -> Preparing:
     """The text; a tokenizer is trained on it."""
     try:
-        output_of([flags.datasets_python, "-c", "import datasets, tokenizers"])
+        output_of([flags.datasets_python, "-c", "import datasets, tiktoken, tokenizers"])
     except BenchmarkError:
         raise Missing(
-            f"{flags.datasets_python}: got no package datasets; expected it and tokenizers. "
-            "Install them (pip install datasets tokenizers), or name a Python that has them: "
-            "--datasets_python."
+            f"{flags.datasets_python}: got no package datasets; expected it, tiktoken and "
+            "tokenizers. Install them (pip install datasets tiktoken tokenizers), or name a Python "
+            "that has them: --datasets_python."
         ) from None
     lines = folder / "text.jsonl"
     texts = (text_source(flags.text) if flags.text else stdlib_source()).documents()
@@ -151,7 +185,8 @@ def preparing(flags: Arguments, folder: Path) -> Preparing:
     settings = Settings(vocabulary_size=flags.vocabulary_size)
     source, made = text_source([str(lines)]), folder / "made"
     prepare(source, made, settings, workers=flags.workers, report=lambda line: None)
-    return Preparing(lines, made / "tokenizer.json", folder, flags, set())
+    tokenizer = made / "tokenizer.json"
+    return Preparing(lines, tokenizer, folder, flags, encoding(tokenizer), set())
 
 
 def of_process(ready: Preparing, command: list[str], **more: str) -> tuple[Clocks, str]:
@@ -185,7 +220,7 @@ def by_prepare(ready: Preparing) -> tuple[Clocks, int]:
 def by_datasets(ready: Preparing) -> tuple[Clocks, int]:
     """The seconds and tokens of `datasets`, as nanoGPT's preparation has it."""
     cache = tempfile.mkdtemp(dir=ready.folder)
-    (ready.folder / "by_map.py").write_text(MAP)
+    (ready.folder / "by_map.py").write_text(MAP.replace("ENCODE", ready.encode))
     words = ["by_map.py", str(ready.lines), str(ready.tokenizer), str(ready.flags.workers), cache]
     seconds, text = of_process(ready, [ready.flags.datasets_python, *words], HF_HOME=cache)
     return seconds, int(text)

@@ -96,7 +96,7 @@ class PhasedSteps(PhasedTrainer):
                 schedule="constant",
                 weight_decay=0.1,
                 max_norm=1.0,
-                stochastic_rounding=options["dtype"] != "float32",
+                stochastic_rounding=options["dtype"] != "float32" and not options["master_weights"],
             ),
             execution=Execution(
                 micro_batch_size=micro_batch,

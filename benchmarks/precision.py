@@ -22,7 +22,6 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.harness import (  # noqa: E402
-    ROOT,
     Figures,
     Flags,
     ceiling_share,
@@ -40,7 +39,6 @@ from popxl_gpt.config.presets import override  # noqa: E402
 from popxl_gpt.execution.planning.model_size import flops_per_step  # noqa: E402
 from popxl_gpt.execution.reports.running_mean import RunningMean  # noqa: E402
 
-PICTURE = ROOT / "docs/imgs/precision.png"
 REFERENCE = "float32"
 REPLICATED = {"data_parallel": 4, "micro_batch_size": BATCH // 4}
 MODES: "dict[str, dict[str, Any]]" = {
@@ -120,7 +118,7 @@ FLAGS: Flags = {
     "--hidden_size": flag(MODEL["hidden_size"], "width of the model"),
     "--seeds": flag(3, "how many; the seeds are 0, 1, ..."),
     "--modes": {"nargs": "+", "default": list(MODES), "choices": MODES, "help": "beside float32"},
-    "--picture": flag(PICTURE, "PNG file for the curves", type=Path),
+    "--picture": {"type": Path, "help": "PNG file for the curves; default: none"},
 }
 
 
@@ -137,7 +135,8 @@ def main() -> int:
             )
             loss = runs[name][-1]["validation_loss"]
             print(f"seed {seed}: {name} ends at validation loss {loss:.4f}", flush=True)
-    draw(runs, arguments.picture)
+    if arguments.picture:
+        draw(runs, arguments.picture)
     figures = {name: summarise(found, runs[REFERENCE]) for name, found in runs.items()}
     rows = [
         [name, f"{f['training_loss']:.4f}", f"{f['validation_loss']:.4f}"]

@@ -113,8 +113,7 @@ def variants_of(arguments: Arguments) -> list[Variant]:
     """The single replica first."""
     options = {"model": model_of(arguments), "batch": arguments.batch}
     threads = os.environ.get("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
-    # as demo/pretraining.py has it
-    environment = {"OMP_NUM_THREADS": threads, "GOMP_SPINCOUNT": "1000"}
+    environment = {"OMP_NUM_THREADS": threads}
     return [
         Variant(name=layout, options={**options, "layout": layout}, environment=environment)
         for layout in LAYOUTS

@@ -5,8 +5,8 @@ of them, after as many tokens, from the same weights and in the same order.
     python benchmarks/screening.py polar_express normuon --seeds 2 --tokens 500000
 
 A line a technique: bits per byte of the held-out text less those of the recipe without it, the mean
-over seeds and its 90 % interval (Student's t), and what a step takes, in turn with one without it.
-Negative is better. Processes share the seeds, one thread each.
+over seeds and its 90 % interval (Student's t), and what a step takes beside one without it;
+all take turns, seed by seed. Negative is better. Processes share the seeds, one thread each.
 """
 
 import json
@@ -67,7 +67,7 @@ def run(technique: str, seed: int, text: Path, tokens: int) -> Figures:
 
     from benchmarks.modern_gpt import ModernModel
     from benchmarks.screened_gpt import trainer_of
-    from benchmarks.timed_plain import tensors
+    from benchmarks.timed_plain import losses_by, tensors
 
     torch.set_num_threads(1)
     model = ModernModel(**SIZES, vocabulary_size=4096)
@@ -81,15 +81,8 @@ def run(technique: str, seed: int, text: Path, tokens: int) -> Figures:
         seconds.append(time.perf_counter() - begin)
     held_out = TokenDataset(str(text / "validation-*.tfrecord"), length, vocabulary, stride=length)
     sizes = token_bytes(Tokenizer.from_file(str(text / "tokenizer.json")))
-
-    def losses(ids: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        words, wanted = tensors((ids, labels))
-        scores = made.gpt.logits(words).flatten(0, 1)
-        found = torch.nn.functional.cross_entropy(scores, wanted.flatten(), reduction="none")
-        return found.view_as(wanted).numpy()
-
     with torch.no_grad():
-        found = bits_per_byte(held_out, sizes, losses)
+        found, _ = bits_per_byte(held_out, sizes, losses_by(made.gpt))
     return {"technique": technique, "seed": seed, "bits": found, "step": statistics.median(seconds)}
 
 
@@ -124,8 +117,8 @@ def main() -> int:
     with ProcessPoolExecutor(arguments.processes, get_context("spawn")) as pool:
         waiting = [
             pool.submit(run, name, seed, arguments.text, arguments.tokens)
+            for seed in range(arguments.seeds)  # in turn: noise meets all alike
             for name in names
-            for seed in range(arguments.seeds)
         ]
         for done in waiting:
             runs.append(done.result())

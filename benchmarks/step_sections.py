@@ -150,6 +150,7 @@ def measured(arguments: argparse.Namespace, shape: str) -> Figures:
         "dropout": 0.0,
         "dtype": arguments.dtype,
         "widening": SHAPES[shape],
+        "master_weights": False,
         "recomputation": False,
     }
     variant = Variant(name=shape, options=options)

@@ -193,11 +193,7 @@ class Bench:
 
     def tuned(self, kind: str) -> Settings:
         """The best settings that a recipe's trials find."""
-        minutes, search, trials = (
-            self.arguments.trial_minutes,
-            self.search(kind),
-            self.arguments.trials,
-        )
+        minutes, trials = self.arguments.trial_minutes, self.arguments.trials
 
         def measure(settings: Settings) -> float:
             return loss_of(self.run(kind, self.with_mode(kind, settings, minutes), minutes))
@@ -388,14 +384,16 @@ def show(results: Mapping[str, Mapping[float, Figures]], verdicts: list[Figures]
 
 
 def main() -> int:
-    """Exit code 0; with `--check` 1 when a bar is missed; 2 when the text is missing."""
+    """Exit code 0; with `--check` 1 when a bar is missed or none was measured; 2 when the text is
+    missing.
+    """
     arguments = make_parser(__doc__, FLAGS).parse_args()
     remedy = "Make it: python data/prepare.py stdlib"
     require_file(arguments.text / "dataset.json", "a prepared text", remedy)
     results = measured(Bench(arguments))
     verdicts = bars(results, arguments.minutes)
     show(results, verdicts)
-    met = all(bar["met"] for bar in verdicts)
+    met = bool(verdicts) and all(bar["met"] for bar in verdicts)
     figures = {"results": results, "ours": arguments.ours, "trials": arguments.trials}
     return ended("time_to_loss", arguments, met=met, bars=verdicts, **figures)
 

@@ -20,6 +20,18 @@ def tensors(batch: Sequence[np.ndarray]) -> list[Tensor]:
     return [torch.from_numpy(part.astype(np.int64)) for part in batch]
 
 
+def losses_by(gpt: PlainGPT | ModernGPT) -> Losses:
+    """The losses of a model as it is."""
+
+    def losses(ids: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        words, wanted = tensors((ids, labels))
+        scores = gpt.logits(words).float().flatten(0, 1)
+        found = F.cross_entropy(scores, wanted.flatten(), reduction="none")
+        return found.view_as(wanted).numpy()
+
+    return losses
+
+
 class NanoGPT:
     """GPT-2 with AdamW, clipping and a cosine: github.com/karpathy/nanoGPT, with products in the
     mode's type and float32 weights.
@@ -55,14 +67,8 @@ class NanoGPT:
 
     @contextmanager
     def evaluating(self) -> Iterator[Losses]:
-        def losses(ids: np.ndarray, labels: np.ndarray) -> np.ndarray:
-            words, wanted = tensors((ids, labels))
-            scores = self.trainer.gpt.logits(words).float().flatten(0, 1)
-            found = F.cross_entropy(scores, wanted.flatten(), reduction="none")
-            return found.view_as(wanted).numpy()
-
         with torch.no_grad(), getattr(self.trainer, "autocast", nullcontext)():
-            yield losses
+            yield losses_by(self.trainer.gpt)
 
 
 class Modern(NanoGPT):

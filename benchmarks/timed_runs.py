@@ -62,6 +62,8 @@ class Record:
     """Seconds of the calls after it."""
     bits_per_byte: float | None = None
     """Over the held-out text, at the end."""
+    bytes: int = 0
+    """Of it that were scored."""
 
     def figures(self) -> Figures:
         """What the benchmark keeps."""
@@ -70,9 +72,11 @@ class Record:
         return {**kept, "call_seconds": statistics.median(calls) if calls else None}
 
 
-def bits_per_byte(dataset: Dataset, token_bytes: np.ndarray, losses_of: Losses) -> float:
+def bits_per_byte(
+    dataset: Dataset, token_bytes: np.ndarray, losses_of: Losses
+) -> tuple[float, int]:
     """Bits for all tokens of held-out text over the bytes that they stand for: the same bytes for
-    every recipe, each token once.
+    every recipe, each token once. And how many bytes that are.
     """
     nats, text = 0.0, 0
     for start in range(0, len(dataset), EVALUATED):
@@ -86,7 +90,7 @@ def bits_per_byte(dataset: Dataset, token_bytes: np.ndarray, losses_of: Losses) 
         is_counted = (begin <= places) & (places < end)
         nats += float(losses[is_counted].sum(dtype=np.float64))
         text += int(token_bytes[labels[: len(numbers)][is_counted]].sum())
-    return nats / math.log(2) / text
+    return nats / math.log(2) / text, text
 
 
 def factor_at(settings: Figures, progress: float) -> float:
@@ -136,7 +140,8 @@ class Run:
         held_out = TokenDataset(files, *self.sizes, stride=self.sizes[0])
         text_bytes = np.array(self.options["token_bytes"])
         with self.recipe.evaluating() as losses_of:
-            self.record.bits_per_byte = bits_per_byte(held_out, text_bytes, losses_of)
+            found = bits_per_byte(held_out, text_bytes, losses_of)
+        self.record.bits_per_byte, self.record.bytes = found
 
     def _has_time(self) -> bool:
         """Whether another call is over in time, if it takes what the last ones took."""

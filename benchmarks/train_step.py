@@ -4,17 +4,19 @@ one run.
     python benchmarks/train_step.py                 # GPT-2 small, 4 micro-batches of 1 x 256
     python benchmarks/train_step.py --dtypes bfloat16 --rounds 9
     python benchmarks/train_step.py --wide --offloading --dtypes bfloat16 \
-        --variants FSDP2 "FSDP2, compiled" "phased, wide, recomputing"
+        --variants FSDP2 "FSDP2, compiled" "FSDP2, compiled, fused" "phased, wide, recomputing"
     python benchmarks/train_step.py --shape gpt2-1024 --wide --dropout 0.1 \
         --variants phased "phased, wide"
 
 The baselines are plain PyTorch at its best: fused AdamW with the clip inside, weights cast once per
 step under autocast, eager and compiled, each also with an allocator that keeps freed memory; with
 `--wide` several micro-batches at a time, with `--offloading` FSDP2, which keeps state on the host
-as we do. The table's ratios are to the fastest of them, by seconds and by processor time. One bar
-holds the phased step to PyTorch as it comes, eager or compiled; another holds the phased step that
-recomputes to the one that offloads. On a busy machine, OMP_NUM_THREADS=1 and processor time still
-tell something. The last column is the share of what this CPU multiplies at most (`ceilings.py`).
+as we do. In bfloat16 those kinds run with fused attention, too. Our weights are rounded at random
+there, with `--wide` also kept in float32, as the baselines' are. The table's ratios are to the
+fastest baseline, by seconds and by processor time. One bar holds the phased step to PyTorch as it
+comes, eager or compiled; another holds the phased step that recomputes to the one that offloads. On
+a busy machine, OMP_NUM_THREADS=1 and processor time still tell something. The last column is the
+share of what this CPU multiplies at most (`ceilings.py`).
 """
 
 import math
@@ -66,7 +68,7 @@ BARS = {
     "bar": (("phased", "phased, wide"), ("eager", "compiled"), Bar(1.0, 1.2)),
     "offloading_bar": (
         ("phased, recomputing", "phased, wide, recomputing"),
-        (PEER, f"{PEER}, compiled"),
+        (PEER, f"{PEER}, compiled", f"{PEER}, fused", f"{PEER}, compiled, fused"),
         Bar(2.0),
     ),
 }
@@ -109,8 +111,8 @@ def offered(arguments: Arguments, dtype: str) -> list[Variant]:
         "micro_batch_size": arguments.micro_batch_size * arguments.width,
         "accumulation": arguments.accumulation // arguments.width,
     }
-    # docs/performance.md says which forms win: fused attention loses in bfloat16 and with dropout,
-    # the tanh GELU when compiled.
+    # docs/performance.md says which forms win: fused attention loses with dropout, the tanh GELU
+    # when compiled. In bfloat16 those that may be the fastest have either attention.
     attention = "products" if dtype == "bfloat16" or arguments.dropout else "fused"
     eager = {**common, "kind": "plain", "compiled": False, "forms": {"attention": attention}}
     compiled = {**eager, "compiled": True, "forms": {"attention": attention, "gelu": "sigmoid"}}
@@ -121,13 +123,22 @@ def offered(arguments: Arguments, dtype: str) -> list[Variant]:
     if arguments.wide:
         keeping |= {"eager, kept, wide": {**eager, **wide}}
         keeping |= {"compiled, kept, wide": {**compiled, **wide}}
-    phased = {**common, "kind": "phased", "widening": 1}
+    if dtype == "bfloat16" and not arguments.dropout:
+        widest = "kept, wide" if arguments.wide else "memory kept"
+        keeping |= {
+            f"{name}, fused": {**of, "forms": {**of["forms"], "attention": "fused"}}
+            for name, of in keeping.items()
+            if name.endswith(widest) or name.startswith(PEER)
+        }
+    phased = {**common, "kind": "phased", "widening": 1, "master_weights": False}
     widths = {"": 1} | ({", wide": arguments.width} if arguments.wide else {})
     ours = {
         f"phased{width}{how}": {**phased, "widening": widening, "recomputation": bool(how)}
         for width, widening in widths.items()
         for how in ("", ", recomputing")
     }
+    if arguments.wide and dtype == "bfloat16":
+        ours["phased, wide, master weights"] = {**ours["phased, wide"], "master_weights": True}
     plain = {"eager": eager, "compiled": compiled}
     return [
         Variant(name=name, options=of, environment=KEEP_FREED_MEMORY if name in keeping else {})

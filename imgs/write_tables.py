@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -253,8 +254,9 @@ def links_table() -> str:
 def five_minutes_table() -> str:
     """The results of the five-minute benchmark, the fewest bits first."""
     lines = [
-        "| entry | bits per byte | runs | longest | processor | load after it |",
-        "|---|---|---|---|---|---|",
+        "| entry | bits per byte | runs | longest | processor | load after it | size, batch, "
+        "commit |",
+        "|---|---|---|---|---|---|---|",
     ]
     results = [json.loads(line) for line in FIVE_MINUTES.read_text().splitlines()]
     for result in sorted(results, key=lambda result: float(result["bits_per_byte"])):
@@ -266,9 +268,18 @@ def five_minutes_table() -> str:
             f"{result['seconds']:.1f} s",
             f"{machine['processor']}, {machine['vector']}",
             f"{machine['load']:.1f}",
+            settings_cell(result),
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def settings_cell(result: "dict[str, Any]") -> str:
+    """Sizes and batches of a result's runs, and the commit; older results have none."""
+    if "commit" not in result:
+        return "–"
+    used = [f"{s['size']}, {s['batch']}" for s in result["all_settings"] if "size" in s]
+    return ", ".join([*dict.fromkeys(used), f"`{result['commit']}`"])
 
 
 def keywords() -> str:

@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks import five_minutes
-from benchmarks.five_minutes import OURS, Entry, result_of, split
+from benchmarks.five_minutes import OURS, Baseline, Entry, chosen, result_of, split
 from benchmarks.harness import BenchmarkError
+from imgs import write_tables
 from popxl_gpt.config.preparing import parse_preparation
+from popxl_gpt.config.presets import preset
+from popxl_gpt.config.saving import to_yaml
 from popxl_gpt.demo.commands import EVALUATE, parse_training
 
 LINE = b"Benefit, n. An act of kindness; a favor conferred. --Bacon.\n"
@@ -43,7 +46,7 @@ def run(monkeypatch, entry: Entry, words: "list[str]") -> int:
     return five_minutes.main()
 
 
-def entry(folder: Path, score: str) -> Entry:
+def entry(folder: Path, score: str, **more) -> Entry:
     """An entry that learns nothing, and its score by a line of Python of `size`."""
     read = "size = sum(len(f.read_bytes()) for f in folder.glob('held_out/*'))\n"
     nothing = program(folder / "nothing.py", "")
@@ -54,6 +57,7 @@ def entry(folder: Path, score: str) -> Entry:
             folder / "score.py",
             read + f"(folder / 'score.json').write_text(json.dumps({score}))",
         ),
+        **more,
     )
 
 
@@ -79,12 +83,16 @@ def test_another_text_is_refused(tmp_path):
 
 
 def test_an_entry_is_prepared_trained_and_scored_and_its_record_kept(given, tmp_path, monkeypatch):
-    uniform = entry(tmp_path, "{'bits_per_byte': 8.0, 'bytes': size}")
+    settings = {"size": "2x128x2", "batch": 32}
+    score = "{'bits_per_byte': 8.0, 'bytes': size}"
+    uniform = entry(tmp_path, score, settings=lambda folder: settings)
     assert run(monkeypatch, uniform, [*given, "--record", "--runs", "2"]) == 0
     (record,) = map(json.loads, five_minutes.RECORDS.read_text().splitlines())
     assert record["entry"] == "mine"
     assert record["all_bits_per_byte"] == [8.0, 8.0] and 0 < record["seconds"] < 300
     assert record["machine"]["cores"] <= five_minutes.CORES
+    assert record["all_settings"] == [settings, settings]
+    assert write_tables.settings_cell(record) == f"2x128x2, 32, `{record['commit']}`"
 
 
 def test_a_score_of_part_of_the_text_is_refused(given, tmp_path, monkeypatch):
@@ -93,23 +101,80 @@ def test_a_score_of_part_of_the_text_is_refused(given, tmp_path, monkeypatch):
         run(monkeypatch, part, given)
 
 
+def test_a_baselines_score_of_part_of_the_text_is_refused(given, monkeypatch):
+    found = {"bits_per_byte": 8.0, "seconds": 1.0, "bytes": 5}
+
+    class Bench:
+        def __init__(self, arguments):
+            assert arguments.recipes == ["modern"]
+
+        def tuned(self, kind):
+            return {"size": "2x128x2", "batch": 32}
+
+        def with_mode(self, kind, settings, minutes):
+            return {**settings, "mode": "eager-float32"}
+
+        def run(self, kind, settings, minutes):
+            return found
+
+    monkeypatch.setattr(five_minutes.time_to_loss, "Bench", Bench)
+    monkeypatch.setattr(Entry, "call", lambda *_: 1.0)
+    baseline = Baseline(kind="modern", start="size=2x128x2 batch=32")
+    with pytest.raises(BenchmarkError, match="mine: got a score of fewer bytes"):
+        run(monkeypatch, baseline, given)
+    found["bytes"] = 2 * len(TEXT)
+    assert run(monkeypatch, baseline, [*given, "--record"]) == 0
+    (record,) = map(json.loads, five_minutes.RECORDS.read_text().splitlines())
+    assert record["all_settings"] == [{"size": "2x128x2", "batch": 32, "mode": "eager-float32"}]
+
+
+def test_the_load_is_read_after_each_entry(given, tmp_path, monkeypatch, capsys):
+    trained = []
+    monkeypatch.setattr(five_minutes, "machine", lambda: {"load": len(trained)})
+    uniform = entry(tmp_path, "{'bits_per_byte': 8.0, 'bytes': size}")
+    scored = {"bits_per_byte": 8.0, "bytes": len(TEXT), "seconds": 1.0, "settings": {}}
+    monkeypatch.setattr(Entry, "run", lambda *_: trained.append(1) or {**scored})
+    monkeypatch.setitem(five_minutes.ENTRIES, "other", uniform)
+    run(monkeypatch, uniform, ["other", *given])
+    results = json.loads(capsys.readouterr().out.splitlines()[-1])["results"]
+    assert [result["machine"]["load"] for result in results] == [1, 2]
+
+
+def test_the_settings_of_ours_are_those_of_its_run(tmp_path):
+    (tmp_path / "run").mkdir()
+    config = preset("tiny", layers=3, hidden_size=32, heads=4, global_batch_size=8)
+    (tmp_path / "run" / "config.yml").write_text(to_yaml(config))
+    assert chosen(tmp_path) == {"size": "3x32x4", "batch": 8}
+
+
+def test_results_without_settings_stay_valid():
+    assert write_tables.settings_cell({"entry": "ours"}) == "–"
+    assert write_tables.five_minutes_table()
+
+
 @pytest.mark.parametrize("margin, verdict", [(1e-6, "late: no entry"), (1.01, "in time")])
 def test_a_run_that_takes_longer_is_no_result(
     margin, verdict, given, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setattr(five_minutes, "MARGIN", margin)
-    run(monkeypatch, entry(tmp_path, "{'bits_per_byte': 8.0, 'bytes': size}"), given)
+    uniform = entry(tmp_path, "{'bits_per_byte': 8.0, 'bytes': size}")
+    run(monkeypatch, uniform, [*given, "--record"])
     assert verdict in capsys.readouterr().out
+    records = five_minutes.RECORDS.read_text().splitlines()
+    assert len(records) == (verdict == "in time")
 
 
 def test_a_result_is_the_median_of_the_runs_and_the_longest_time():
     runs = [
-        {"bits_per_byte": bits, "seconds": seconds} for bits, seconds in ((1, 9), (4, 7), (2, 8))
+        {"bits_per_byte": bits, "seconds": seconds, "settings": {}, "machine": {"load": seconds}}
+        for bits, seconds in ((1, 9), (4, 7), (2, 8))
     ]
     assert result_of(runs) == {
         "bits_per_byte": 2,
         "all_bits_per_byte": [1, 4, 2],
         "seconds": 9,
+        "all_settings": [{}] * 3,
+        "machine": {"load": 8},
     }
 
 

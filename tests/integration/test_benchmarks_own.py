@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from benchmarks import own, own_auto, own_data, own_programs, own_steps
+from benchmarks import own, own_auto, own_bert, own_data, own_programs, own_steps
 from benchmarks.harness import BenchmarkError, Missing, one_of
 from benchmarks.own_cases import BEYOND, MORE, RATIO, SPEED, Case
 from popxl_gpt.data.prepare import main as prepare
@@ -117,6 +117,9 @@ def test_groups_are_chosen_and_what_is_missing_is_said(monkeypatch, capsys):
     assert run("b")[:2] == (2, [])
     monkeypatch.setattr(own, "CASES", (replace(quick, bar=(2.0, np.inf)),))
     assert run("a")[0] == 0 and run("a", "--check")[0] == 1
+    monkeypatch.setattr(own, "CASES", cases)
+    assert run("a", "--check")[0] == 0
+    assert run("a", "--cases", "none", "--check")[:2] == (1, []), "nothing was measured"
     with pytest.raises(SystemExit) as stopped:
         run("c")
     assert stopped.value.code == 2 and "got c; expected some of a, b" in capsys.readouterr().err
@@ -172,7 +175,10 @@ def test_ops_and_starts_are_timed(monkeypatch, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("extra", [0, 1], ids=["as it is", "with a document left out"])
-def test_all_make_the_same_tokens_or_the_benchmark_says_no(tmp_path, extra, monkeypatch):
+@pytest.mark.parametrize("is_fast", [True, False], ids=["tiktoken", "tokenizers"])
+def test_all_make_the_same_tokens_or_the_benchmark_says_no(tmp_path, extra, is_fast, monkeypatch):
+    if not is_fast:
+        monkeypatch.setattr(own_data.Encoder, "is_fast", False)
     for number in range(40):
         (tmp_path / f"{number}.txt").write_text(f"text {number}: the cat sat on the mat\n" * 200)
     (tmp_path / "datasets.py").write_text(DATASETS.replace("EXTRA", str(extra)))
@@ -183,6 +189,7 @@ def test_all_make_the_same_tokens_or_the_benchmark_says_no(tmp_path, extra, monk
     folder = tmp_path / "work"
     folder.mkdir()
     ready = own_data.preparing(flags(**given), folder)
+    assert ready.encode == (own_data.BY_TIKTOKEN if is_fast else own_data.BY_TOKENIZERS)
     assert all(own_data.same_tokens(own_data.by_library, ready) > 0)
     if extra:
         with pytest.raises(BenchmarkError, match="tokens; expected the same of all"):
@@ -220,6 +227,14 @@ def test_the_choice_of_auto_stands_beside_the_best_of_all(monkeypatch, capsys):
     found = own_auto.choice("small", True, 1.0, 1)
     assert 0 < found.best <= found.chosen and found.predicted > 0
     assert "small: 6 ways, best " in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_both_berts_learn():
+    ours, theirs = own_bert.ways()
+    for step in (lambda: ours()[0], theirs):
+        losses = [step() for _ in range(3)]
+        assert losses[-1] < losses[0]
 
 
 def test_the_program_says_what_each_group_measures():

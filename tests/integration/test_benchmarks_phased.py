@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks import train_step
 from benchmarks.phased import PhasedRun, PhasedSteps, random_batches
 from benchmarks.plain_gpt import PlainGPT, PlainModel, PlainTrainer, PlainTraining
 from benchmarks.shakespeare import BATCH, TRAINING, Characters, config_of
@@ -68,6 +69,7 @@ def test_train_step_gives_both_the_same_micro_batches(widening):
         "dtype": "float32",
         "widening": widening,
         "recomputation": True,
+        "master_weights": False,
     }
     phased = PhasedSteps(options)
     plain = plain_like(
@@ -77,6 +79,46 @@ def test_train_step_gives_both_the_same_micro_batches(widening):
     for _ in range(3):
         parts = (torch.from_numpy(part).split(2) for part in next(batches))
         assert phased.step(1)["loss"] == pytest.approx(plain.step(list(zip(*parts))), rel=1e-4)
+
+
+def offered(monkeypatch, dtype: str, *flags: str) -> dict[str, dict]:
+    """Options of the variants of train_step.py, by name."""
+    monkeypatch.setattr("sys.argv", ["train_step.py", *flags])
+    variants = train_step.offered(train_step.parse(None, train_step.OFFLOADING), dtype)
+    return {variant.name: variant.options for variant in variants}
+
+
+def test_baselines_of_bfloat16_are_offered_with_either_attention_where_they_are_the_fastest(
+    monkeypatch,
+):
+    for flags, names in (
+        ((), ("eager, memory kept", "compiled, memory kept")),
+        (("--wide",), ("eager, kept, wide", "compiled, kept, wide")),
+        (("--offloading",), ("FSDP2", "FSDP2, compiled")),
+    ):
+        found = offered(monkeypatch, "bfloat16", *flags)
+        for name in names:
+            fused = found[f"{name}, fused"]
+            assert fused["forms"] == {**found[name]["forms"], "attention": "fused"}
+            assert found[name]["forms"]["attention"] == "products"
+            assert {**fused, "forms": None} == {**found[name], "forms": None}
+        assert len([name for name in found if name.endswith(", fused")]) <= 4
+        for dtype, more in (("float32", ()), ("bfloat16", ("--dropout", "0.1"))):
+            assert not any(
+                name.endswith(", fused") for name in offered(monkeypatch, dtype, *flags, *more)
+            )
+
+
+def test_our_step_in_bfloat16_is_offered_with_master_weights_as_the_baselines_have(monkeypatch):
+    sizes = {**SIZES, "vocabulary_size": 30}
+    flags = [part for name, value in sizes.items() for part in (f"--{name}", str(value))]
+    name = "phased, wide, master weights"
+    found = offered(monkeypatch, "bfloat16", "--wide", *flags)
+    for variant, precision in (("phased, wide", "bfloat16"), (name, "float32")):
+        steps = PhasedSteps(found[variant])
+        assert steps.config.weight_precision == precision
+        assert steps.config.execution.widening == 4 and np.isfinite(steps.step(1)["loss"])
+    assert name not in offered(monkeypatch, "float32", "--wide")
 
 
 @pytest.mark.exhaustive

@@ -1,5 +1,6 @@
 """The benchmark of layouts: it runs, and all layouts do the same work."""
 
+import argparse
 import json
 import subprocess
 from pathlib import Path
@@ -50,3 +51,9 @@ def test_ratios_are_of_the_measured_rounds():
     split = Measurement(name="b", seconds=(4.0, 4.0), cpu_seconds=(5.0, 5.0), **rest)
     found = replicas.compare([alone, split])["b"]
     assert (found["ratio"], found["cpu_ratio"], found["collectives_share"]) == (2.0, 1.25, 0.25)
+
+
+def test_how_threads_wait_is_left_to_the_runtime():
+    given = dict.fromkeys((*replicas.SIZES, "layouts"))
+    (variant, *_) = replicas.variants_of(argparse.Namespace(batch=8, **given))
+    assert set(variant.environment) == {"OMP_NUM_THREADS"}

@@ -1,5 +1,8 @@
 """The techniques that are screened: each begins as the recipe without it, and learns."""
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -103,3 +106,20 @@ def test_an_interval_is_students_of_the_pairs():
     assert mean == pytest.approx(0.02) and high - mean == pytest.approx(2.920 * 0.01 / 3**0.5)
     assert low == pytest.approx(2 * mean - high)
     assert screening.interval([0.01])[1:] == (-np.inf, np.inf)
+
+
+def test_techniques_take_turns_with_the_recipe_without_them_seed_by_seed(tmp_path, monkeypatch):
+    (tmp_path / "dataset.json").touch()
+    order = []
+
+    def submit(_, technique, seed, *__):
+        order.append((seed, technique))
+        done = {"technique": technique, "seed": seed, "bits": 1.0, "step": 1.0}
+        return SimpleNamespace(result=lambda: done)
+
+    pool = nullcontext(SimpleNamespace(submit=submit))
+    monkeypatch.setattr(screening, "ProcessPoolExecutor", lambda *_: pool)
+    words = ["screening.py", "normuon", "smear", "--seeds", "2", "--text", str(tmp_path)]
+    monkeypatch.setattr("sys.argv", words)
+    assert screening.main() == 0
+    assert order == [(seed, name) for seed in (0, 1) for name in ("none", "normuon", "smear")]

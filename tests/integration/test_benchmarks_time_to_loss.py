@@ -130,6 +130,7 @@ def assert_is_the_applications_own_measure(run: Run) -> None:
         session, config = run.recipe.forward, run.recipe.forward_config
         found = Evaluation(session, config, sizes, None, text_bytes).measure()
     assert run.record.bits_per_byte == pytest.approx(found.bits_per_byte, rel=1e-6)
+    assert run.record.bytes == run.record.figures()["bytes"] == found.bytes
 
 
 def test_rates_follow_the_time_that_is_over():
@@ -294,3 +295,14 @@ def test_a_missing_text_is_told_with_its_remedy(tmp_path, capsys, monkeypatch):
         time_to_loss.main()
     assert ended.value.code == 2
     assert "python data/prepare.py stdlib" in capsys.readouterr().err
+
+
+def test_a_check_without_a_measured_bar_fails(tmp_path, monkeypatch):
+    (tmp_path / "dataset.json").touch()
+    monkeypatch.setattr(time_to_loss, "Bench", lambda _: None)
+    monkeypatch.setattr(time_to_loss, "measured", lambda _: {"nanogpt": {}})
+    words = ["time_to_loss.py", "--text", str(tmp_path), "--recipes", "nanogpt"]
+    monkeypatch.setattr(sys, "argv", words)
+    assert time_to_loss.main() == 0
+    monkeypatch.setattr(sys, "argv", [*words, "--check"])
+    assert time_to_loss.main() == 1
