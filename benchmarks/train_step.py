@@ -111,7 +111,7 @@ def offered(arguments: Arguments, dtype: str) -> list[Variant]:
         "micro_batch_size": arguments.micro_batch_size * arguments.width,
         "accumulation": arguments.accumulation // arguments.width,
     }
-    # docs/performance.md says which forms win: fused attention loses with dropout, the tanh GELU
+    # docs/architecture.md says which forms win: fused attention loses with dropout, the tanh GELU
     # when compiled. In bfloat16 those that may be the fastest have either attention.
     attention = "products" if dtype == "bfloat16" or arguments.dropout else "fused"
     eager = {**common, "kind": "plain", "compiled": False, "forms": {"attention": attention}}

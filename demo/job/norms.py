@@ -135,8 +135,12 @@ def distribution(arrays: "Sequence[np.ndarray]", has_histogram: bool) -> Distrib
         return Distribution(norm, count)
     low, high = min(float(a.min()) for a in arrays), max(float(a.max()) for a in arrays)
     total = sum(float(array.sum(dtype=np.float64)) for array in arrays)
-    counts = sum(np.histogram(array, BINS, (low, high))[0] for array in arrays)
-    edges = np.histogram_bin_edges((), BINS, (low, high))
+    if low == high:
+        width = max(1.0, abs(low))
+        low, high = low - width / 2, high + width / 2
+    # in float64: between numbers that lie near each other float32 has no room for edges
+    edges = np.linspace(low, high, BINS + 1)
+    counts = sum(np.histogram(array, edges)[0] for array in arrays)
     return Distribution(norm, count, total, edges.tolist(), np.asarray(counts).tolist())
 
 

@@ -126,7 +126,8 @@ class RunState:
         self.skipped = Skipped.of(self.session)
         self.saved_step = None if saved is None else self.step
         """The newest step that is on the disk."""
-        self.clock = RunClock(job.config, saved, has_texts=job.tokenizer is not None)
+        writes = job.tokenizer is not None and job.options.samples > 0
+        self.clock = RunClock(job.config, saved, sum(self.built.values()) if writes else 0.0)
         self.step_clock = StepClock()
         self.parts = [part(self, job) for part in parts if part.is_wanted(job)]
 

@@ -7,8 +7,7 @@ from contextlib import ExitStack, contextmanager
 
 from popxl_gpt.demo.job.part import Call, Job, Part, RunState
 from popxl_gpt.demo.job.progress_line import line_away
-from popxl_gpt.execution.reports.profile.report import FILES, WARM_UP, StepProfiler
-from popxl_gpt.utils.files.whole import write_whole
+from popxl_gpt.execution.reports.profile.report import WARM_UP, StepProfiler
 
 
 @contextmanager
@@ -72,19 +71,15 @@ class RegularProfiles(Part):
             yield
             return
         due = (run.step // every + 1) * every
-        folder = run.folder.path / "profiles" / f"step_{due:08}"
-        is_due = run.step + steps >= due
-        if is_due and run.is_leader:
-            folder.mkdir(parents=True, exist_ok=True)
+        folder = run.folder.path
         if self._profiler is None:
-            self._profiler = StepProfiler(run.stage, self._options, folder, self._itself)
+            kept = folder / "profiles" / f"step_{due:08}"
+            self._profiler = StepProfiler(run.stage, self._options, folder, self._itself, kept)
+        is_due = run.step + steps >= due
         with _recorded(run, self._profiler, is_due):
             yield
-        if not is_due:
-            return
-        self._profiler = None
-        for name in FILES if run.is_leader else ():
-            write_whole(run.folder.path / name, (folder / name).read_bytes())
+        if is_due:
+            self._profiler = None
 
     def stage_begins(self) -> None:
         """Leave what was begun with the program before."""

@@ -24,16 +24,17 @@ class RunClock:
 
     Args:
         saved: the checkpoint it goes on from, which may have a schedule that ends by the clock.
-        has_texts: whether the model writes at the end, by a program of its own.
+        texts: seconds until the model writes at the end, by a program of its own, which takes about
+            as long to build as that of training; 0: it does not.
     """
 
     def __init__(
         self,
         config: Config,
         saved: SavedRun | None,
-        has_texts: bool,
+        texts: float = 0.0,
     ):
-        self.config, self.has_texts = config, has_texts
+        self.config, self._texts = config, texts
         minutes = config.training.minutes
         done, state = (0, None) if saved is None else (saved.position.step, saved.position.schedule)
         iterations = config.execution.device_iterations
@@ -47,8 +48,6 @@ class RunClock:
         before = None if saved is None or minutes is None else saved.position.elapsed
         self._is_told = before is not None
         self._begin -= before or 0.0
-        self._made = time.monotonic()
-        self._build = 0.0
         self._validation = 0.0
 
     def go_on(self, seconds: float) -> None:
@@ -100,7 +99,6 @@ class RunClock:
         """Take the time after a call, which all processes take from the first. Returns the steps of
         the run.
         """
-        self._build = self._build or time.monotonic() - self._made
         if self.schedule is not None:
             elapsed: float = gather(self.seconds)[0]
             closing: float = gather(self._closing())[0]
@@ -115,8 +113,6 @@ class RunClock:
         self._validation = time.monotonic() - begin
 
     def _closing(self) -> float:
-        """Seconds from the last step to the end: validation, checkpoint, and texts, whose program
-        takes about as long to build as that of training.
-        """
+        """Seconds from the last step to the end: validation, checkpoint, and texts."""
         saving = state_bytes(self.config) / WRITTEN
-        return ENDING + self._validation + saving + (self._build if self.has_texts else 0.0)
+        return ENDING + self._validation + saving + self._texts

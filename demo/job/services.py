@@ -9,7 +9,7 @@ from popxl_gpt.demo.job.wandb_log import WandbLog
 
 
 class Service(Part):
-    """What is recorded goes to a log, whose thread training never waits for."""
+    """What is recorded goes to a log, which has a thread of its own."""
 
     log: WandbLog | TensorboardLog
 

@@ -1,4 +1,6 @@
-"""Event files for TensorBoard, by its own writer, whose thread training never waits for."""
+"""Event files for TensorBoard, by its own writer, which has a thread for it. Training waits where
+the disk is far behind, and at the end.
+"""
 
 import logging
 import math
@@ -13,7 +15,7 @@ from popxl_gpt.utils.errors import reason_of
 
 _LOG = logging.getLogger(__name__)
 QUEUE = 10_000
-"""Steps that may wait for the disk."""
+"""What may wait for the disk before training does; a step has one or two."""
 
 
 class TensorboardLog:

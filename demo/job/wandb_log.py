@@ -41,7 +41,7 @@ class WandbLog:
         self._folder = folder
         self._samples: list[tuple[int, str, str]] = []
         self._queue: queue.Queue[dict[str, Any] | None] = queue.Queue(QUEUE)
-        self._has_failed = threading.Event()
+        self._has_failed, self._has_dropped = threading.Event(), False
         self._thread = threading.Thread(target=self._work, name="wandb", daemon=True)
         self._thread.start()
 
@@ -52,7 +52,13 @@ class WandbLog:
         try:
             self._queue.put_nowait(values)
         except queue.Full:
-            self._fail("its queue is full; the connection is too slow")
+            if not self._has_dropped:
+                self._has_dropped = True
+                _LOG.warning(
+                    "wandb: got %d steps that wait for it; expected a faster connection. It gets "
+                    "no more while so many wait; metrics.jsonl has everything.",
+                    QUEUE,
+                )
 
     def log_histograms(self, step: int, found: "Mapping[str, Distribution]") -> None:
         """Send norms, and histograms where numbers are finite, later."""

@@ -200,7 +200,7 @@ ROOMS = (
             "popxl.extensions",
             *ENGINE,
         ),
-        ("numpy", "torch", "transformers", "tokenizers", "matplotlib"),
+        ("numpy", "torch", "transformers", "tokenizers", "matplotlib", "yaml", "bert_encoder"),
     ),
 )
 """An arrow to a room means that room, and not those inside it. `popxl` stands for its core and, in

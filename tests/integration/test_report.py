@@ -116,6 +116,71 @@ def test_curves_are_drawn_and_told_where_the_mouse_is(browser, run):
     assert browser.messages == []
 
 
+@pytest.mark.parametrize("share", [0.02, 0.4, 0.6, 0.98])
+@pytest.mark.parametrize("chart, width", [(0, 1200), (2, 1200), (2, 400)])
+def test_what_is_told_is_beside_the_mouse(browser, run, chart, share, width):
+    browser.open(run / "report.html", width=width)
+    tip(browser, share, chart)
+    told, picture = browser.ask(
+        "(card => ['.tip', 'svg'].map(name => card.querySelector(name).getBoundingClientRect())"
+        ".map(r => [r.left, r.right, r.top]))"
+        f"(document.querySelectorAll('#charts .card')[{chart}])"
+    )
+    mouse = picture[0] + 58 + share * (picture[1] - picture[0] - 72)
+    between = (picture[1] - picture[0]) / STEPS  # steps, to one of which the mouse is near
+    beside = told[0] - mouse if share < 0.5 else mouse - told[1]
+    assert beside == pytest.approx(12, abs=between / 2 + 2)
+    assert told[2] == pytest.approx(picture[2], abs=2)
+    assert told[1] - told[0] > 50 and told[0] > 0 and told[1] < width
+
+
+@pytest.mark.parametrize("first", [1, 100_001, 5_000_001])
+def test_steps_are_told_apart_however_many_there_are(browser, tmp_path, first):
+    run = make_run(tmp_path / "run", steps=0)
+    metrics = MetricsFile(run / "metrics.jsonl", 0)
+    for step in range(first, first + 200):
+        metrics.write(line(step, loss=8.0, learning_rate=1 + step * 1e-8))
+    metrics.close()
+    assert main([str(run)]) == 0
+    browser.open(run / "report.html")
+    assert tip(browser, 122 / 199)[0] == f"step {first + 122}"
+    for anchor in ("middle", "end"):
+        for card in browser.ask(
+            "[...document.querySelectorAll('#charts svg')].map(e => [...e.querySelectorAll("
+            f"'.tick[text-anchor={anchor}]:not(.axis)')].map(t => t.textContent))"
+        ):
+            assert len(card) == len(set(card)) > 1, card
+    assert browser.messages == []
+
+
+def test_curves_of_one_run_differ_also_beside_those_of_other_runs(browser, tmp_path):
+    runs = [make_run(tmp_path / name, steps=0) for name in ("one", "other")]
+    for run in runs:
+        metrics = MetricsFile(run / "metrics.jsonl", 0)
+        for step in range(1, STEPS + 1):
+            of_phases = {f"{n}_seconds": 0.1 * step for n in ("forward", "backward", "update")}
+            values = {"cross_entropy": 7.0 / step, "validation_loss": 3.0, "training_loss": 2.0}
+            metrics.write(line(step, **values, rows_seconds=0.1, others_seconds=0.2, **of_phases))
+        metrics.close()
+    page = tmp_path / "both.html"
+    assert main([*map(str, runs), "--output", str(page)]) == 0
+    browser.open(page)
+    charts = browser.ask(
+        "[...document.querySelectorAll('#charts .card')].map(card => ["
+        "card.querySelector('h3').innerText, [...card.querySelectorAll('path.curve')].map("
+        "e => [getComputedStyle(e).stroke, getComputedStyle(e).strokeDasharray].join(' ')),"
+        "[...card.querySelectorAll('.key')].map(e => (s => "
+        "[s.borderTopColor, s.borderTopStyle, s.borderTopWidth, s.backgroundImage].join(' '))"
+        "(getComputedStyle(e, '::before')))])"
+    )
+    assert {"Loss, nats per token", "Seconds of a step"} <= {title for title, *_ in charts}
+    for title, curves, keys in charts:
+        assert len(set(curves)) == len(curves), title
+        assert len(set(keys)) == len(keys) == len(curves), title
+    assert max(len(curves) for _, curves, _ in charts) == 10
+    assert browser.messages == []
+
+
 @pytest.mark.slow
 def test_a_batch_that_grows_has_a_chart_and_all_charts_have_one_axis_of_steps(browser, tmp_path):
     run = make_run(tmp_path / "grown", steps=0)
@@ -218,6 +283,50 @@ def test_samples_of_a_step_are_numbered_and_hashes_are_folded_away(tmp_path):
     assert "Text in grey is the prompt; the model wrote the rest." in shown
     folded = shown.index("<summary>hashes, and how data were prepared</summary>")
     assert shown.index("<th>program version</th>") < folded < shown.index(digest)
+
+
+def test_samples_are_numbered_in_their_step_also_where_the_oldest_are_not_shown(tmp_path):
+    run = make_run(tmp_path / "run")
+    wrote = [json.dumps({"step": n // 4, "prompt": "", "text": "t"}) for n in range(36)]
+    (run / "samples.jsonl").write_text("\n".join(wrote))
+    assert main([str(run)]) == 0
+    heads = re.findall(r'<p class="quiet">(step [^<]*)</p><pre>', (run / "report.html").read_text())
+    assert heads[:2] == ["step 8, sample 4 of 4", "step 8, sample 3 of 4"]
+    assert heads[-2:] == ["step 1, sample 4 of 4", "step 1, sample 3 of 4"] and len(heads) == 30
+
+
+def test_a_long_run_has_its_norms_its_newest_samples_and_its_newest_warnings(tmp_path):
+    run = make_run(tmp_path / "run")
+    layers = {f"decoder.{n}": {"weight": 1.5, "bias": 0.5} for n in range(50)}
+    kinds = {"weights": layers, "gradients": layers, "updates": layers}
+    with (run / "norms.jsonl").open("w") as file:
+        file.writelines(json.dumps({"step": 10 * n, **kinds}) + "\n" for n in range(1, 3001))
+    for name in ("samples", "warnings"):
+        with (run / f"{name}.jsonl").open("w") as file:
+            for n in range(5000):
+                told = {"step": n, "time": "now", "prompt": "", "text": f"{n} {'long ' * 800}"}
+                file.write(json.dumps(told) + "\n")
+    assert all(
+        (run / f"{n}.jsonl").stat().st_size > 2**24 for n in ("norms", "samples", "warnings")
+    )
+    assert main([str(run)]) == 0
+    page = (run / "report.html").read_text()
+    of_one = re.findall(r"<title>step (\d+), decoder.7: 1.5</title>", page)
+    steps = [int(step) for step in of_one[: len(of_one) // 3]]
+    assert len(steps) == 100 and steps == pytest.approx(list(range(10, 30001, 300)), abs=200)
+    assert steps == sorted(set(steps))
+    assert "<h2>Samples</h2>" in page and page.count("4999 long") == 2 and "4970 long" in page
+    assert "4969 long" not in page and "too many bytes" not in page
+
+
+def test_a_file_that_is_too_large_to_be_shown_is_named(tmp_path):
+    run = make_run(tmp_path / "run")
+    for name in ("profile.json", "norms.jsonl"):
+        with (run / name).open("wb") as file:
+            file.truncate(2**24 + 1)
+    assert main([str(run)]) == 0
+    told = re.findall(r"[a-z.]* has too many bytes to be shown", (run / "report.html").read_text())
+    assert [line.split()[0] for line in told] == ["profile.json"]
 
 
 def test_a_wide_table_of_runs_says_on_a_phone_that_it_scrolls(browser, tmp_path):
@@ -426,6 +535,15 @@ def test_the_first_step_of_a_run_that_begins_in_the_middle_is_as_fast_as_the_nex
     curves.update()
     for name in ("tokens_per_second", "smooth_tokens_per_second"):
         assert curves.series(name)["y"] == [256.0] * 3
+
+
+def test_a_run_that_goes_on_elsewhere_has_waited_for_none_of_the_steps_before(tmp_path):
+    metrics, curves = MetricsFile(tmp_path / "metrics.jsonl", 0), Curves(tmp_path / "metrics.jsonl")
+    for step in (51, 52, 55):  # two lines are lost
+        metrics.write(line(step, data_seconds=0.25))
+    metrics.close()
+    curves.update()
+    assert curves.series("waited")["y"] == [0.25, 0.5, 1.25]
 
 
 def test_the_report_tells_of_the_last_step_that_a_run_has_come_to_know(tmp_path):

@@ -11,10 +11,12 @@ from helpers.quick import cases
 
 from imgs.write_tables import reference
 from popxl_gpt.config.command_line import parse_command_line
+from popxl_gpt.config.held_out import HeldOut
 from popxl_gpt.config.leaves import Leaf, field_docstrings, flatten, leaves, shown
 from popxl_gpt.config.presets import from_mapping, preset, preset_names
 from popxl_gpt.config.saving import save
 from popxl_gpt.config.schema import Checkpoint, Data, Execution, Inference, Logging, Model, Training
+from popxl_gpt.execution.reports.benchmark.options import parse as parse_benchmark
 from popxl_gpt.utils.errors import ConfigError, exit_on_user_error
 
 ROOT = Path(__file__).parents[2]
@@ -268,6 +270,23 @@ def test_a_program_may_have_flags_of_its_own():
     assert options == Options(plan=True, iterations=5)
     assert given == {"plan", "iterations", "layers"}
     assert "--iterations" in str(problems("--iteration 3", options=Options))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(leaf.name for leaf in leaves() if leaf.section in ("data", "checkpoint", "inference")),
+        *(leaf.name for leaf in leaves(HeldOut)),
+        *("norms_every", "log_every", "minutes", "check_replicas", "max_skipped", "tensorboard"),
+        *("rampup_batch_size", "rampup_increment", "rampup_tokens"),
+    ],
+)
+def test_the_benchmark_refuses_what_it_does_not_use(name):
+    kind = next(leaf.kind for leaf in leaves() if leaf.name == name)
+    with pytest.raises(ConfigError) as caught:
+        parse_benchmark(["--config", "tiny", f"--{name}", "true" if kind is bool else "2"])
+    told = f"--{name}: got a flag that execution/pretraining.py does not use"
+    assert caught.value.problems[0].startswith(told)
 
 
 def test_help_shows_every_flag_with_its_docstring(capsys):

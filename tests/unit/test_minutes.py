@@ -22,6 +22,7 @@ from popxl_gpt.data.known_text import Text, text_of
 from popxl_gpt.data.records import RecordWriter
 from popxl_gpt.demo import commands, pretraining, starting
 from popxl_gpt.demo.commands import parse_training
+from popxl_gpt.demo.job import part, run_clock
 from popxl_gpt.demo.job.choice import chooses_model
 from popxl_gpt.demo.job.options import TrainOptions
 from popxl_gpt.demo.job.run_clock import RunClock
@@ -30,6 +31,7 @@ from popxl_gpt.demo.job.training_data import open_data
 from popxl_gpt.demo.pretraining import choose as choose_in_job
 from popxl_gpt.execution.checkpoints.saved_state import Position
 from popxl_gpt.execution.planning import machine, sizing, training_axes
+from popxl_gpt.execution.planning.memory import state_bytes
 from popxl_gpt.execution.planning.sizing import Trial, chosen
 from popxl_gpt.utils import program_clock
 from popxl_gpt.utils.errors import ConfigError, UserError
@@ -166,11 +168,11 @@ def test_a_run_goes_on_from_the_seconds_that_its_checkpoint_has(monkeypatch, ela
     monkeypatch.setattr("popxl_gpt.demo.job.run_clock.since_start", lambda: 5.0)
     config = preset("tiny", schedule="wsd", minutes=1.0)
     position = Position(7, "data", elapsed=elapsed)
-    clock = RunClock(config, SimpleNamespace(position=position), has_texts=False)
+    clock = RunClock(config, SimpleNamespace(position=position))
     clock.go_on(30.0)  # as metrics.jsonl has it, where it has anything
     assert clock.seconds == pytest.approx(told + 5.0, abs=0.5)
     assert clock.elapsed == pytest.approx(told + 5.0, abs=0.5)
-    alone = RunClock(preset("tiny"), SimpleNamespace(position=position), has_texts=False)
+    alone = RunClock(preset("tiny"), SimpleNamespace(position=position))
     alone.go_on(30.0)
     assert alone.elapsed is None and alone.seconds == pytest.approx(30.0, abs=0.5)
 
@@ -189,14 +191,40 @@ def test_minutes_count_from_the_program_and_not_from_its_process(monkeypatch):
     assert len(heard) == 2 and max(heard) < 60.0
 
 
+@pytest.mark.parametrize(
+    "samples, tokenizer, texts", [(2, object(), 5.0), (0, object(), 0.0), (2, None, 0.0)]
+)
+def test_the_end_is_expected_to_take_one_validation_and_one_build_where_texts_are_written(
+    samples, tokenizer, texts, monkeypatch
+):
+    class Run(part.RunState):
+        session = None
+
+        def build(self, saved):
+            self.built = {"build_seconds": 3.0, "compile_seconds": 2.0}
+
+    monkeypatch.setattr(part.Skipped, "of", lambda session: None)
+    config, told = preset("tiny", schedule="wsd", minutes=1.0), []
+    options, data = TrainOptions(samples=samples), SimpleNamespace(fingerprint="data")
+    given = {"config": config, "options": options, "data": data, "tokenizer": tokenizer}
+    job = SimpleNamespace(**given, folder=None, saved=None, is_leader=True)
+    clock = Run(job, ()).clock
+    monkeypatch.setattr(clock.schedule, "tell", lambda *given: told.append(given[-1]))
+    with clock.validating():  # --validate_first
+        time.sleep(0.3)
+    clock.called(1)
+    saving = state_bytes(config) / run_clock.WRITTEN
+    assert told == [pytest.approx(sizing.ENDING + 0.3 + saving + texts, abs=0.1)]
+
+
 @pytest.mark.slow
 def test_a_decay_keeps_its_share_where_the_steps_of_a_run_become_known():
     config = preset("tiny", schedule="wsd", steps=40, decay_steps=8, minutes=1.0)
-    clock = RunClock(config, None, has_texts=False)
+    clock = RunClock(config, None)
     known = clock.training(400)
     assert (known.steps, known.decay_steps) == (400, 80)
     long = replace(config, training=replace(config.training, warmup_steps=40))
-    assert RunClock(long, None, has_texts=False).training(400).decay_steps == 80
+    assert RunClock(long, None).training(400).decay_steps == 80
     again = TimedSchedule(known, 2 * SECONDS)
     _, _, rates, _ = run(PACES["even"], again)
     first = next(n for n, rate in enumerate(rates) if rate < rates[0])

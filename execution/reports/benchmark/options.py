@@ -8,10 +8,12 @@ from popxl_gpt.execution.planning.options import PlanOptions
 from popxl_gpt.utils.errors import UserError
 
 UNUSED = (
-    "data", "checkpoint", "epochs", "log_every", "tensorboard", "wandb", "wandb_name", "wandb_tags",
-    "wandb_project",
+    "data", "checkpoint", "inference", "epochs", "minutes", "rampup_batch_size",
+    "rampup_increment", "rampup_tokens", "max_skipped", "check_replicas",
+    "validate_every", "validation_batches", "validate_first", "validate_training",
+    "log_every", "norms_every", "tensorboard", "wandb", "wandb_name", "wandb_tags", "wandb_project",
 )  # fmt: skip
-"""Settings that a run on random tokens, of which nothing is kept, has no use for."""
+"""Settings that some steps on random tokens, of which nothing is kept, have no use for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

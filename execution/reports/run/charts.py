@@ -72,8 +72,8 @@ COLOURS = 8
 
 
 def charts(runs: "Sequence[RunFiles]") -> "list[dict[str, Any]]":
-    """The charts that have something to show. Of several runs each has a colour; of one, each
-    curve.
+    """The charts that have something to show. Of several runs each has a colour, and each of its
+    curves its dashes; of one, each curve has a colour.
     """
     found = []
     for title, unit, curves in CHARTS:
@@ -91,6 +91,7 @@ def charts(runs: "Sequence[RunFiles]") -> "list[dict[str, Any]]":
                         "name": name if len(runs) == 1 else f"{run.name}: {name}",
                         "kind": kind,
                         "colour": (own if len(runs) == 1 else number) % COLOURS,
+                        "dash": 0 if len(runs) == 1 else own,
                         **points,
                     }
                 )

@@ -97,7 +97,8 @@ class Curves:
             values["smooth_mfu"] = self._mfu.add(values["mfu"])
             waited = values["data_seconds"]
             values["data_share"] = steps * waited / seconds if seconds > 0 else math.nan
-            self._waited += max(0.0, steps * waited) if math.isfinite(waited) else 0.0
+            told = steps if self._count else 1.0  # steps before the first line are another run's
+            self._waited += max(0.0, told * waited) if math.isfinite(waited) else 0.0
             values["waited"] = self._waited if math.isfinite(waited) else math.nan
             self._step, self._tokens = values["step"], values["tokens"]
             if self._count == STEPS_HELD:

@@ -24,22 +24,30 @@
   }
 
   const plain = (value, digits) => String(Number(value.toPrecision(digits)));
-  function scaled(value, base, units) {
+  function scaled(value, base, units, digits) {
     let power = 0;
     while (Math.abs(value) >= base * 0.9995 && power < units.length - 1) { value /= base; power += 1; }
-    return (plain(value, 4) + " " + units[power]).trim();
+    return (plain(value, Math.max(4, digits)) + " " + units[power]).trim();
   }
-  function told(value, unit) {
-    if (unit === "si") return scaled(value, 1000, ["", "k", "M", "G", "T", "P"]);
-    if (unit === "bytes") return scaled(value, 1024, ["B", "KiB", "MiB", "GiB", "TiB"]);
-    if (unit === "percent") return plain(100 * value, 3) + " %";
+  // At least so many digits.
+  function told(value, unit, digits = 0) {
+    if (unit === "whole") return String(Math.round(value));
+    if (unit === "si") return scaled(value, 1000, ["", "k", "M", "G", "T", "P"], digits);
+    if (unit === "bytes") return scaled(value, 1024, ["B", "KiB", "MiB", "GiB", "TiB"], digits);
+    if (unit === "percent") return plain(100 * value, Math.max(3, digits)) + " %";
     if (unit === "time") {
-      if (value < 120) return plain(value, 3) + " s";
-      if (value < 7200) return plain(value / 60, 3) + " min";
-      return plain(value / 3600, 4) + " h";
+      if (value < 120) return plain(value, Math.max(3, digits)) + " s";
+      if (value < 7200) return plain(value / 60, Math.max(3, digits)) + " min";
+      return plain(value / 3600, Math.max(4, digits)) + " h";
     }
-    const size = Math.abs(value);
-    return size && (size < 1e-3 || size >= 1e6) ? value.toExponential(2) : plain(value, 5);
+    const size = Math.abs(value), isPlain = !size || (size >= 1e-3 && size < 1e6);
+    return isPlain ? plain(value, Math.max(5, digits)) : value.toExponential(Math.max(2, digits - 1));
+  }
+  // Of ticks, with the digits that tell each from the next.
+  function labels(marks, unit) {
+    const apart = Math.min(...marks.slice(1).map((value, i) => value - marks[i]));
+    const digits = Math.ceil(Math.log10(Math.max(...marks.map(Math.abs)) / apart)) + 2;
+    return marks.map((value) => told(value, unit, Math.min(digits, 15)));
   }
   const axisUnit = () => ({ step: "si", tokens: "si", seconds: "time" })[state.axis];
   const axisName = () => ({ step: "step", tokens: "tokens", seconds: "time" })[state.axis];
@@ -106,20 +114,24 @@
     const of = state.log ? Math.log : (value) => value;
     const py = (value) => TOP + (1 - (of(value) - of(range.y[0])) / (of(range.y[1]) - of(range.y[0]))) * down;
     const marks = state.log ? logTicks(...range.y) : ticks(...range.y, 5, chart.unit);
-    for (const value of marks) {
+    const names = labels(marks, chart.unit);
+    marks.forEach((value, i) => {
       svg(picture, "line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: py(value), y2: py(value) });
-      svg(picture, "text", { class: "tick", x: LEFT - 6, y: py(value) + 4, "text-anchor": "end" }, told(value, chart.unit));
-    }
-    for (const value of ticks(...range.x, Math.max(3, Math.floor(wide / 80)), axisUnit())) {
+      svg(picture, "text", { class: "tick", x: LEFT - 6, y: py(value) + 4, "text-anchor": "end" }, names[i]);
+    });
+    const columns = ticks(...range.x, Math.max(3, Math.floor(wide / 80)), axisUnit());
+    const below = labels(columns, axisUnit());
+    columns.forEach((value, i) => {
       svg(picture, "line", { class: "grid", x1: px(value), x2: px(value), y1: TOP, y2: TOP + down });
-      svg(picture, "text", { class: "tick", x: px(value), y: height - BOTTOM + 16, "text-anchor": "middle" }, told(value, axisUnit()));
-    }
+      svg(picture, "text", { class: "tick", x: px(value), y: height - BOTTOM + 16, "text-anchor": "middle" }, below[i]);
+    });
     svg(picture, "text", { class: "tick axis", x: LEFT + wide / 2, y: height - 4, "text-anchor": "middle" }, axisName());
     for (const series of chart.series) curve(picture, series, px, py);
     const cross = svg(picture, "g", {});
     place.show = (event) => show(place, cross, event, { px, py, width, down });
     place.hide = () => { cross.replaceChildren(); place.tip.hidden = true; };
   }
+  const look = (series) => series.kind + " dash" + series.dash;
   function curve(picture, series, px, py) {
     const parts = [], group = svg(picture, "g", { class: "s" + series.colour });
     let pen = "M";
@@ -133,7 +145,7 @@
       if (!series.error || !series.error[i] || state.log && value <= series.error[i]) return;
       svg(group, "line", { class: "error", x1: x, x2: x, y1: py(value - series.error[i]), y2: py(value + series.error[i]) });
     });
-    svg(group, "path", { class: "curve " + series.kind, d: parts.join("") });
+    svg(group, "path", { class: "curve " + look(series), d: parts.join("") });
   }
 
   function nearest(values, wanted) {
@@ -145,7 +157,8 @@
     return low > 0 && wanted - values[low - 1] < values[low] - wanted ? low - 1 : low;
   }
   function show(place, cross, event, at) {
-    const mouse = event.clientX - place.picture.getBoundingClientRect().left, { chart, tip } = place;
+    const picture = place.picture.getBoundingClientRect(), mouse = event.clientX - picture.left;
+    const { chart, tip } = place;
     cross.replaceChildren();
     tip.replaceChildren();
     const low = Math.min(...chart.series.map((s) => s[state.axis][0]));
@@ -157,20 +170,23 @@
     const first = found.reduce((best, each) => (distance(each) < distance(best) ? each : best));
     const x = at.px(first.series[state.axis][first.i]);
     svg(cross, "line", { class: "cross", x1: x, x2: x, y1: TOP, y2: TOP + at.down });
-    html(tip, "div", "quiet", axisName() + " " + told(first.series[state.axis][first.i], axisUnit()));
+    const unit = state.axis === "step" ? "whole" : axisUnit();
+    html(tip, "div", "quiet", axisName() + " " + told(first.series[state.axis][first.i], unit));
     for (const { series, i } of found) {
       const value = series.y[i];
       let text = series.name + " " + told(value, chart.unit);
       if (series.error && series.error[i]) text += " ±" + told(series.error[i], chart.unit);
-      html(tip, "div", "key s" + series.colour + " " + series.kind, text);
+      html(tip, "div", "key s" + series.colour + " " + look(series), text);
       if (!state.log || value > 0)
         svg(svg(cross, "g", { class: "s" + series.colour }), "circle",
           { class: "dot", cx: at.px(series[state.axis][i]), cy: at.py(value), r: 3.5 });
     }
     tip.hidden = false;
-    tip.style.top = place.picture.offsetTop + "px";
-    tip.style.left = Math.max(4, x < at.width / 2 ? place.picture.offsetLeft + x + 12
-      : place.picture.offsetLeft + x - tip.offsetWidth - 12) + "px";
+    const card = tip.parentNode.getBoundingClientRect(), isLeft = x < at.width / 2;
+    const beside = picture.left - card.left + x;
+    tip.style.top = picture.top - card.top + "px";
+    tip.style.left = isLeft ? beside + 12 + "px" : "auto";
+    tip.style.right = isLeft ? "auto" : card.width - beside + 12 + "px";
   }
 
   const places = charts.map((chart, number) => {
@@ -178,7 +194,7 @@
     html(card, "h3", "", chart.title);
     const legend = html(card, "div", "legend");
     if (chart.has_legend)
-      for (const series of chart.series) html(legend, "span", "key s" + series.colour + " " + series.kind, series.name);
+      for (const series of chart.series) html(legend, "span", "key s" + series.colour + " " + look(series), series.name);
     const picture = svg(card, "svg", { role: "img", "aria-label": chart.title });
     const tip = html(card, "div", "tip");
     tip.hidden = true;

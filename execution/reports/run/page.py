@@ -8,7 +8,6 @@ import html
 import json
 import math
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -184,6 +183,10 @@ def _warnings(run: RunFiles) -> str:
             f'<p class="warn">{counted(round(skipped), "step")} changed nothing, for '
             "gradients were not finite.</p>"
         )
+    told += [
+        f'<p class="warn">{text(name)} has too many bytes to be shown.</p>'
+        for name in run.too_large
+    ]
     more = f'<p class="quiet">The last {SHOWN}.</p>' if len(run.warnings) == SHOWN else ""
     return more + "".join(told)
 
@@ -263,16 +266,13 @@ def _parameters(run: RunFiles) -> str:
 
 def _samples(run: RunFiles) -> str:
     """What the model wrote, the newest first; those of one step are numbered."""
-    of_step = Counter(str(sample.get("step")) for sample in run.samples)
-    number = of_step.copy()
     told = ['<p class="quiet">Text in grey is the prompt; the model wrote the rest.</p>']
     for sample in reversed(run.samples):
-        step = str(sample.get("step"))
-        of = f", sample {number[step]} of {of_step[step]}" if of_step[step] > 1 else ""
-        number[step] -= 1
+        values = sample.values
+        of = f", sample {sample.number} of {sample.of}" if sample.of > 1 else ""
         told.append(
-            f'<p class="quiet">step {text(step)}{of}</p><pre><span class="given">'
-            f"{text(sample.get('prompt'))}</span>{text(sample.get('text'))}</pre>"
+            f'<p class="quiet">step {text(values.get("step"))}{of}</p><pre><span class="given">'
+            f"{text(values.get('prompt'))}</span>{text(values.get('text'))}</pre>"
         )
     return "".join(told) if run.samples else ""
 

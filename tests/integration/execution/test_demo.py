@@ -7,9 +7,11 @@ import re
 import shutil
 import struct
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -326,6 +328,36 @@ def test_a_wandb_that_hangs_delays_no_step(monkeypatch, tmp_path, steps):
     closing.start()
     closing.join(3)
     assert not closing.is_alive() and time.perf_counter() - begin < 3
+
+
+def test_a_wandb_that_is_slow_for_a_while_lacks_steps_and_its_run_ends(
+    monkeypatch, tmp_path, caplog
+):
+    sent, goes_on = [], threading.Event()
+
+    class Run:
+        define_metric = finish = lambda self, *given, **named: sent.append(given or "finished")
+
+        def log(self, told):
+            goes_on.wait(30)
+            sent.append(told["step"])
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **given: Run()))
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    log = WandbLog(preset("tiny"), tmp_path)
+    for step in range(2 * QUEUE):
+        log.log({"step": step})
+    goes_on.set()
+    end = time.monotonic() + 30
+    while QUEUE - 1 not in sent and time.monotonic() < end:
+        time.sleep(0.01)
+    log.log({"step": 3 * QUEUE})
+    log.close()
+    steps = [step for step in sent if isinstance(step, int)]
+    assert steps[: QUEUE - 1] == list(range(QUEUE - 1)) and len(steps) < QUEUE + 9
+    assert steps[-1] == 3 * QUEUE and sent[-1] == "finished"
+    (told,) = (record.message for record in caplog.records if record.levelname == "WARNING")
+    assert told.startswith(f"wandb: got {QUEUE} steps that wait for it; expected a faster")
 
 
 def test_a_fresh_run_takes_a_folder_that_no_run_has(tmp_path):

@@ -106,9 +106,22 @@ def test_the_report_draws_them_and_tensorboard_has_histograms(plain):
 def test_a_distribution_is_numpys():
     arrays = [np.random.default_rng(n).standard_normal((30, 7), np.float32) for n in range(3)]
     found, whole = distribution(arrays, has_histogram=True), np.concatenate(arrays)
-    counts, edges = np.histogram(whole, 64)
+    counts, edges = np.histogram(whole.astype(np.float64), 64)
     assert found.norm == pytest.approx(np.linalg.norm(whole.astype(np.float64)))
     assert (found.count, list(found.counts)) == (whole.size, counts.tolist())
     np.testing.assert_allclose(found.edges, edges, rtol=1e-6)
     assert found.total == pytest.approx(whole.sum(dtype=np.float64))
     assert math.isnan(distribution([np.array([np.nan])], has_histogram=True).norm)
+
+
+@pytest.mark.parametrize("ulps", [0, 1, 9, 63])
+@pytest.mark.parametrize("low", [0.0, 1.0, -1.0, 1e-40, 3e38], ids=str)
+def test_numbers_as_near_as_float32_has_them_have_a_distribution(low, ulps):
+    bits = np.float32(low).view(np.uint32) + np.array([0, ulps], np.uint32)
+    array = np.sort(bits.view(np.float32)).repeat(7)
+    found = distribution([array, array[::2]], has_histogram=True)
+    assert (sum(found.counts), len(found.edges)) == (21, 65)
+    assert list(found.edges) == sorted(set(found.edges))
+    if ulps:
+        assert (found.counts[0], found.counts[-1]) == (11, 10)
+        assert (found.edges[0], found.edges[-1]) == (float(array[0]), float(array[-1]))

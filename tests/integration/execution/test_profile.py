@@ -1,6 +1,8 @@
 """Profiles of training runs: against the plan of the program, and as users see them."""
 
+import errno
 import json
+import os
 import subprocess
 import time
 from collections import Counter
@@ -298,6 +300,63 @@ def test_what_is_shown_of_a_profile_is_no_part_of_a_step(flags, tmp_path, monkey
     run_job("--config", "tiny", "--steps", 5, *alone, "--run_folder", tmp_path, *flags)
     lines = (tmp_path / "tiny/metrics.jsonl").read_text().splitlines()
     assert max(json.loads(line)["step_seconds"] for line in lines[1:]) < 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "flags, call",
+    [
+        (("--profile",), "write_whole"),
+        (("--profile_every", 3), "write_whole"),
+        (("--profile_every", 3), "mkdir"),
+    ],
+    ids=str,
+)
+def test_a_disk_that_is_full_for_a_profile_costs_no_step(flags, call, tmp_path, monkeypatch, capfd):
+    def full(path, *given, **named):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    def mkdir(path, *given, **named):
+        return full(path) if path.parent.name == "profiles" else made(path, *given, **named)
+
+    made = Path.mkdir
+    if call == "mkdir":
+        monkeypatch.setattr(Path, "mkdir", mkdir)
+    else:
+        monkeypatch.setattr("popxl_gpt.execution.reports.profile.report.write_whole", full)
+    alone = [word for name, count in ALONE.items() for word in (f"--{name}", count)]
+    run_job("--config", "tiny", "--steps", 6, *alone, "--run_folder", tmp_path, *flags)
+    told, run = capfd.readouterr().err, tmp_path / "tiny"
+    assert len((run / "metrics.jsonl").read_text().splitlines()) == 6
+    assert (run / "checkpoints/step_00000006").is_dir()
+    assert not (run / "profile.json").exists()
+    profiles = len(flags)  # one, or after steps 3 and 6
+    assert told.count("profile: got 'No space left on device' while writing to") == profiles
+    assert told.count("Training goes on without this profile.") == profiles
+    assert "--profile_folder" not in told
+
+
+SLOW = """
+import sys, time
+import popdist
+from popxl_gpt.demo import pretraining
+from popxl_gpt.execution.reports.profile import report
+make = report.make_run_profile
+report.make_run_profile = lambda *given: [time.sleep(12), make(*given)][1]
+sys.exit(pretraining.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.multi
+@pytest.mark.slow
+def test_processes_wait_for_the_first_that_makes_the_profile(tmp_path):
+    (tmp_path / "program.py").write_text(SLOW)
+    launcher = ("-m", "poprun", "--num-replicas", "2", "--num-instances", "2", "--timeout", "5")
+    alone = [w for n, c in {**ALONE, "data_parallel": 2}.items() for w in (f"--{n}", str(c))]
+    flags = ("--config", "tiny", *alone, "--steps", "5", "--profile")
+    run(*launcher, warm.python(), str(tmp_path / "program.py"), *flags, cwd=tmp_path)
+    assert (tmp_path / "runs/tiny/checkpoints/step_00000005").is_dir()
+    assert (tmp_path / "runs/tiny/profile.json").exists()
 
 
 @pytest.mark.multi
