@@ -118,7 +118,7 @@ def zip_rows(page: "list[Row]", rows: "list[Row]") -> "Iterator[tuple[Row, Row]]
 
 
 def agrees(said: Row, row: Row) -> bool:
-    if len(said) != len(row) or said[-1] != row[-1]:
+    if len(said) != len(row) or said[-1] not in ("", row[-1]):  # some CPUs have more alike
         return False
     return all(number(found) <= FAR * number(least) for found, least in zip(row[1:-1], said[1:-1]))
 

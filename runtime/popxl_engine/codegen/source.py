@@ -12,7 +12,9 @@ from popxl_engine.ir import Instr
 
 def comment(text: str) -> str:
     """A comment of one line, whatever characters users have put into its text."""
-    return "# " + "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    return f"# {text}"
 
 
 @dataclass

@@ -17,7 +17,8 @@ namespace {
 using packing::DEPTH, packing::Lines, packing::pack;
 using products::Workspace;
 
-constexpr int64_t ROWS = WIDTH == 16 ? 12 : 6, COLUMNS = LANES;  // of a block
+constexpr int64_t ROWS = WIDTH == 16 ? 12 : WIDTH == 8 ? 6 : 4, COLUMNS = LANES;  // of a block
+static_assert(ROWS < WIDTH || ROWS % WIDTH == 0, "`pack` writes whole vectors");
 constexpr int64_t HEIGHT = 144;    // rows that a thread packs, at most
 constexpr int64_t HELD = 1 << 20;  // numbers of the result that more and more k are added to
 constexpr int64_t NARROWEST = 512, WIDEST = 4096;  // columns that are packed: least, most
