@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "numbers.h"
-#if defined(__SSE2__)
+#if defined(__SSE2__) && !(defined(__AVX2__) && defined(__FMA__))
 #include <immintrin.h>
 #endif
 #if defined(__AVX512F__)
@@ -29,21 +29,21 @@ struct Lines {
 static inline void transpose(Vector* r) {
 #if defined(__AVX512F__)
   products::transpose(reinterpret_cast<__m512i*>(r));
-#elif defined(__AVX2__)
-  __m256 t[8], u[8];
+#elif defined(__AVX2__) && defined(__FMA__)
+  Vector t[8], u[8];
   for (int i = 0; i < 8; i += 2) {
-    t[i] = _mm256_unpacklo_ps((__m256)r[i], (__m256)r[i + 1]);
-    t[i + 1] = _mm256_unpackhi_ps((__m256)r[i], (__m256)r[i + 1]);
+    t[i] = AVX2(unpcklps256, _mm256_unpacklo_ps)(r[i], r[i + 1]);
+    t[i + 1] = AVX2(unpckhps256, _mm256_unpackhi_ps)(r[i], r[i + 1]);
   }
   for (int i = 0; i < 8; i += 4) {
-    u[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
-    u[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
-    u[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
-    u[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
+    u[i] = AVX2(shufps256, _mm256_shuffle_ps)(t[i], t[i + 2], 0x44);
+    u[i + 1] = AVX2(shufps256, _mm256_shuffle_ps)(t[i], t[i + 2], 0xee);
+    u[i + 2] = AVX2(shufps256, _mm256_shuffle_ps)(t[i + 1], t[i + 3], 0x44);
+    u[i + 3] = AVX2(shufps256, _mm256_shuffle_ps)(t[i + 1], t[i + 3], 0xee);
   }
   for (int i = 0; i < 4; ++i) {
-    r[i] = (Vector)_mm256_permute2f128_ps(u[i], u[i + 4], 0x20);
-    r[i + 4] = (Vector)_mm256_permute2f128_ps(u[i], u[i + 4], 0x31);
+    r[i] = AVX2(vperm2f128_ps256, _mm256_permute2f128_ps)(u[i], u[i + 4], 0x20);
+    r[i + 4] = AVX2(vperm2f128_ps256, _mm256_permute2f128_ps)(u[i], u[i + 4], 0x31);
   }
 #elif defined(__SSE2__)
   __m128 a = (__m128)r[0], b = (__m128)r[1], c = (__m128)r[2], d = (__m128)r[3];
@@ -73,7 +73,7 @@ __attribute__((always_inline)) static inline void pack(const Lines<T>& from, int
     return;
   }
   if (from.along == 1) {
-    if (count < width) std::fill_n(to, width * terms, 0.0f);
+    std::fill_n(to, width * terms, 0.0f);
     for (int64_t k = 0; k < terms; ++k) {
       const T* const at = from.data + k * from.across;
       for (int64_t i = 0; i < count; ++i) to[k * width + i] = wide(at[i]);
