@@ -151,6 +151,18 @@ def test_setting_the_counter_to_zero_starts_a_new_mean_and_accumulators_may_be_w
     assert counter == 1 and weight.dtype == np.float32
 
 
+def gradient_and_accumulators(module, x, dy, name):
+    """The gradient of the variable of that name, which comes out, and the accumulators of all."""
+    facts, fwd = module.create_graph(x)
+    accum_facts, grad = addons.autodiff_with_accumulation(
+        fwd, fwd.args.tensors, grads_required=[fwd.args.to_dict()[name]]
+    )
+    accumulators = accum_facts.init()
+    call = fwd.bind(facts.init()).call_with_info(x)
+    (out,) = grad.bind(accumulators).call(dy, args=grad.grad_graph_info.inputs_dict(call))
+    return out, accumulators.accum
+
+
 def test_a_tensor_may_be_accumulated_and_come_out_and_unreached_ones_get_zeros():
     class Unused(addons.Module):
         def build(self, x):
@@ -160,14 +172,8 @@ def test_a_tensor_may_be_accumulated_and_come_out_and_unreached_ones_get_zeros()
 
     def build(ir):
         x = popxl.variable(normal(3))
-        facts, fwd = Unused().create_graph(x)
-        accum_facts, grad = addons.autodiff_with_accumulation(
-            fwd, fwd.args.tensors, grads_required=[fwd.args.used]
-        )
-        accumulators = accum_facts.init()
-        call = fwd.bind(facts.init()).call_with_info(x)
-        (out,) = grad.bind(accumulators).call(x, args=grad.grad_graph_info.inputs_dict(call))
-        return [out, accumulators.accum.used, accumulators.accum.unused]
+        out, accum = gradient_and_accumulators(Unused(), x, x, "used")
+        return [out, accum.used, accum.unused]
 
     out, used, unused = run_program(build)
     np.testing.assert_allclose(out, normal(3) ** 2, rtol=1e-6)
@@ -192,14 +198,8 @@ class Raising(addons.Module):
 def test_a_gradient_that_is_changed_in_place_is_accumulated_as_it_comes_out():
     def build(ir):
         x, dy = popxl.variable(np.arange(1.0, 4)), popxl.variable(np.ones(3))
-        facts, fwd = Raising().create_graph(x)
-        accum_facts, grad = addons.autodiff_with_accumulation(
-            fwd, fwd.args.tensors, grads_required=[fwd.args.w]
-        )
-        accumulators = accum_facts.init()
-        call = fwd.bind(facts.init()).call_with_info(x)
-        (out,) = grad.bind(accumulators).call(dy, args=grad.grad_graph_info.inputs_dict(call))
-        return [out, accumulators.accum.w]
+        out, accum = gradient_and_accumulators(Raising(), x, dy, "w")
+        return [out, accum.w]
 
     for found in run_program(build):
         np.testing.assert_array_equal(found, [2, 3, 4])
