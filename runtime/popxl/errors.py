@@ -2,7 +2,7 @@
 callers expect.
 """
 
-from popart import popart_exception
+from popart import popart_exception, poplar_application_runtime_error
 
 
 class UndefinedValue(Exception):
@@ -21,6 +21,10 @@ class GraphError(popart_exception, ValueError):
     """A program that cannot be built or transformed: a foreign tensor, a missing gradient, a
     mismatched call.
     """
+
+
+class ScaleError(poplar_application_runtime_error, ValueError):
+    """A scale of float8 that is out of range when a program runs."""
 
 
 class RemoteMemoryError(RuntimeError):

@@ -19,6 +19,7 @@ from popxl.dtypes import dtype
 from popxl.errors import UndefinedValue
 from popxl.graph_arguments import as_outputs, bind, make_inputs, name_of
 from popxl.module import Module
+from popxl.native_names import op_type
 from popxl.op_definition import OpDefinition
 from popxl.options import SessionOptions
 from popxl.placement import DEFAULT_IPU, NO_IPU, Place, TileSet
@@ -261,6 +262,10 @@ class Op(Unpicklable):
         """Results. Those of calls grow with the called graph's outputs."""
         return tuple(self._outputs)
 
+    def opType(self) -> str:  # noqa: N802 - PopART's name
+        """The native layer's name of the kind of op, such as "MatMul"."""
+        return op_type(self.definition.name)
+
     @property
     def written(self) -> tuple[Tensor, ...]:
         """Operands whose storage this op changes; for calls those that the called graph takes by
@@ -423,6 +428,10 @@ class Graph(Unpicklable):
     def name(self) -> str:
         """Unique name in the Ir; "" for the main graph."""
         return self._name
+
+    @property
+    def _pb_graph(self) -> "GraphInternals":
+        return GraphInternals(self)
 
     @property
     def _scope(self) -> str:
@@ -733,6 +742,31 @@ class Ir(ReplicatedProgram):
 def _is_by_ref(parameter: inspect.Parameter) -> bool:
     annotation = parameter.annotation
     return annotation is TensorByRef or TensorByRef in getattr(annotation, "__args__", ())
+
+
+class GraphInternals(Unpicklable):
+    """What programs find at ``graph._pb_graph``."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+
+    def getOps(self) -> list[Op]:  # noqa: N802 - PopART's name
+        """The graph's own ops; those of graphs that they call are not among them."""
+        return list(self._graph.ops)
+
+    def getOpSchedule(self, *args: Any, **kwargs: Any) -> list[Op]:  # noqa: N802
+        """The same in the order in which they run: that in which they were made."""
+        return self.getOps()
+
+    def setCanBeRecursivelyAutodiffed(self, value: bool) -> None:  # noqa: N802
+        """Say whether autodiff of a graph that calls this one may derive this one's gradient;
+        otherwise it has to be given in called_graphs_grad_info.
+        """
+        self._graph.needs_own_gradient = not value
+
+    def getCanBeRecursivelyAutodiffed(self) -> bool:  # noqa: N802
+        """What `setCanBeRecursivelyAutodiffed` has said; True before."""
+        return not self._graph.needs_own_gradient
 
 
 class IrInternals(Unpicklable):

@@ -70,15 +70,18 @@ class RemoteBuffer(Unpicklable):
         self._meta_shape = check_sizes("RemoteBuffer.meta_shape", value)
 
     def validate_tensor_matches_buffer(self, t: TensorMethods[Any], num_shards: int = 1) -> None:
-        """ValueError unless the tensor's shape (its meta_shape when num_shards is not 1) and dtype
-        match a slot's.
+        """ValueError unless the tensor's shape and dtype match a slot's; when num_shards is not 1,
+        unless the tensor, a shard or the whole value, has the buffer's unsharded shape.
         """
-        shape = t.shape if num_shards == 1 else t.meta_shape
-        expected = self._shape if num_shards == 1 else self._meta_shape
-        if shape != expected or t.dtype is not self._dtype:
+        if num_shards == 1:
+            fits, expected = t.shape == self._shape, list(self._shape)
+        else:
+            fits, expected = self._meta_shape in (t.shape, t.meta_shape), list(self._meta_shape)
+        if not fits or t.dtype is not self._dtype:
+            what = "" if num_shards == 1 else ", or a shard of it"
             raise ValueError(
                 f"remote buffer {self._id}: got %{t.name}: {t.spec}; expected "
-                f"{self._dtype.name}{list(expected)}. Make the buffer with the tensor's shape and "
+                f"{self._dtype.name}{expected}{what}. Make the buffer with the tensor's shape and "
                 "dtype, or cast the tensor."
             )
 

@@ -75,10 +75,11 @@ def named_variable_buffers(
 
     Args:
         shard_over_dict: replicas over which a value is cut: a number for each name, one number for
-            all, True for the size of each variable's group where the elements divide by it, False
-            for none.
+            all, True for the size of each variable's group, False for none. A number for all, and
+            True, leave whole what does not divide by it.
     Raises:
-        ValueError: a number outside 1..group size, or another type.
+        ValueError: a number outside 1..group size, one of a name by which its elements do not
+            divide, or another type.
     """
     if not isinstance(shard_over_dict, (bool, int, Mapping)):
         raise ValueError(
@@ -100,13 +101,15 @@ def _shards(
     if choice is False:
         return 1
     if choice is True:
-        return 1 if ops.multiply_tuple(spec.shape) % group_size else group_size
+        choice = group_size
     shards = choice if isinstance(choice, int) else choice.get(name, 1)
     if not 1 <= shards <= group_size:
         raise ValueError(
             f"named_variable_buffers: got {shards} shards for '{name}'; expected 1 <= shards <= "
             f"{group_size}, the size of its group."
         )
+    if isinstance(choice, int) and ops.multiply_tuple(spec.shape) % shards:
+        return 1
     return shards
 
 

@@ -340,14 +340,16 @@ def _scaled_add_spec(name: str, X: Tensor, Y: Tensor, a: Scalar, b: Scalar) -> T
 def scaled_add(X: Tensor, Y: Tensor, a: Scalar = 1.0, b: Scalar = 1.0) -> TensorSpec:
     """Elementwise a * X + b * Y, in float32 for 16-bit types.
 
-    Shapes: X and Y [s], numbers of one dtype; a and b numbers or tensors of one element -> [s], X's
-        dtype.
+    Shapes: X and Y [s], floating point of any two widths or numbers of one dtype; a and b numbers
+        or tensors of one element -> [s], X's dtype.
     Raises:
         ShapeError: if X and Y differ in shape, or a or b has several elements.
-        DTypeError: from sessions, if X and Y differ in dtype, or are not real numbers.
+        DTypeError: from sessions, if X and Y are not real numbers, or differ in dtype and one is
+            not floating point.
     """
     check_real("scaled_add", X=X, Y=Y)
-    check_computes_in_one_dtype("scaled_add", X=X, Y=Y)
+    if not (X.dtype.is_floating_point and Y.dtype.is_floating_point):
+        check_computes_in_one_dtype("scaled_add", X=X, Y=Y)
     return _scaled_add_spec("scaled_add", X, Y, a, b)
 
 
@@ -369,8 +371,15 @@ def _scalar_grad(dy: Tensor, t: Tensor, factor: Scalar) -> Tensor | None:
 def scaled_add_vjp(
     dy: Tensor, y: Tensor, X: Tensor, Y: Tensor, a: Scalar, b: Scalar
 ) -> tuple[Tensor | None, ...]:
-    """dy scaled by each factor; for factors that are tensors, the sum of dy times the operand."""
-    return _times(dy, a), _times(dy, b), _scalar_grad(dy, X, a), _scalar_grad(dy, Y, b)
+    """dy scaled by each factor, in the operand's dtype; for factors that are tensors, the sum of dy
+    times the operand.
+    """
+    return (
+        _times(dy, a),
+        cast_if_needed(_times(dy, b), Y.dtype),
+        _scalar_grad(dy, X, a),
+        _scalar_grad(dy, cast_if_needed(Y, dy.dtype), b),
+    )
 
 
 @scaled_add.cost

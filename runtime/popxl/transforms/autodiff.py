@@ -247,6 +247,8 @@ class GradientBuilder:
             for t in self.provided:
                 gradient = self.graph._add_input(t.spec, PREFIX + t.name)
                 self.named[gradient] = t
+                if not t.dtype.is_floating_point and t not in self.active:
+                    continue  # such as an argmax: it is given a gradient, which goes nowhere
                 self.gradients[t] = (
                     added(self.gradients[t], gradient) if t in self.gradients else gradient
                 )

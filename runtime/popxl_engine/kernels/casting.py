@@ -2,6 +2,7 @@
 
 import torch
 from popxl import dtypes
+from popxl.errors import ScaleError
 from popxl.fp8_utils import SCALES
 
 from popxl_engine.kernels.dtypes import torch_dtype
@@ -18,7 +19,7 @@ def power_of_two(log2_scale: torch.Tensor) -> torch.Tensor:
     """2**log2_scale in float32, exactly, made from its bits.
 
     Raises:
-        ValueError: for a scale out of range. On a GPU, which nobody waits for, its own
+        ScaleError: for a scale out of range. On a GPU, which nobody waits for, its own
             RuntimeError.
     """
     if log2_scale.is_cuda:
@@ -27,7 +28,7 @@ def power_of_two(log2_scale: torch.Tensor) -> torch.Tensor:
             f"log2_scale: expected one of {SCALES}.",
         )
     elif int(log2_scale) not in SCALES:
-        raise ValueError(
+        raise ScaleError(
             f"got log2_scale {int(log2_scale)}; expected {SCALES.start} <= log2_scale < "
             f"{SCALES.stop}. Clip it with ops.clip."
         )

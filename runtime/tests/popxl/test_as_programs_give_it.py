@@ -123,3 +123,46 @@ def test_lamb_square_of_a_shard_is_that_of_the_whole_variable(shard_over: int) -
 
     found = run(build, replicas=8)
     np.testing.assert_allclose(found, np.repeat((data**2).sum(1), 4))
+
+
+def test_a_sharded_buffer_takes_shards_and_the_whole_value_where_shards_are_asked_for() -> None:
+    ir = popxl.Ir(replication=2)
+    with ir.main_graph:
+        buffer = popxl.replica_sharded_buffer((4, 2), popxl.float32)
+        whole = popxl.variable(np.ones((4, 2), np.float32))
+        shard = ops.collectives.replica_sharded_slice(whole)
+        buffer.validate_tensor_matches_buffer(shard)
+        buffer.validate_tensor_matches_buffer(shard, 2)
+        buffer.validate_tensor_matches_buffer(whole, num_shards=2)
+        for t, shards in ((whole, 1), (whole.T, 2), (ops.cast(whole, popxl.float16), 2)):
+            with pytest.raises(ValueError, match="remote buffer 1: got"):
+                buffer.validate_tensor_matches_buffer(t, shards)
+
+
+@pytest.mark.parametrize(("x", "y"), [("float16", "float32"), ("float32", "float16")])
+@pytest.mark.parametrize("factors", ["numbers", "tensors"])
+def test_scaled_add_takes_two_widths_and_gives_each_operand_a_gradient_of_its_own(
+    x: str, y: str, factors: str
+) -> None:
+    ir = popxl.Ir()
+    with ir.main_graph:
+        operands = [
+            popxl.variable(np.arange(4) - 1, getattr(popxl, x)),
+            popxl.variable(np.arange(4) * 0.5, getattr(popxl, y)),
+        ]
+        a, b = (2.0, 0.5) if factors == "numbers" else map(popxl.constant, (2.0, 0.5))
+        given = operands if factors == "numbers" else [*operands, a, b]
+        graph = ir.create_graph(lambda X, Y, a=a, b=b: ops.scaled_add(X, Y, a, b), *given)
+        gradient = popxl.transforms.autodiff(graph)
+        site = ops.call_with_info(graph, *given)
+        back = ops.call(gradient.graph, [1, 2, 3, 4], inputs_dict=gradient.inputs_dict(site))
+        assert [t.dtype.name for t in site.outputs] == [x]
+        assert [t.dtype for t in back] == [t.dtype for t in given]
+        streams = [popxl.d2h_stream(t.shape, t.dtype) for t in (site.outputs[0], *back)]
+        for stream, t in zip(streams, (site.outputs[0], *back)):
+            ops.host_store(stream, t)
+    with popxl.Session(ir) as session:
+        found = session.run()
+    expected = [[-2, 0.25, 2.5, 4.75], [2, 4, 6, 8], [0.5, 1, 1.5, 2], 10, 10]
+    for stream, values in zip(streams, expected):
+        np.testing.assert_array_equal(found[stream], values)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import popart
 import popxl
 import pytest
 import torch
@@ -198,7 +199,8 @@ def test_scales_out_of_range_are_refused_on_the_host_and_when_a_program_runs(
         lambda: from_float8(narrow, log2_scale, popxl.float32),
     ):
         with pytest.raises(
-            ValueError, match=r"got log2_scale -?\d+; expected -32 <= log2_scale < 32"
+            popart.poplar_application_runtime_error,
+            match=r"got log2_scale -?\d+; expected -32 <= log2_scale < 32",
         ):
             run()
 

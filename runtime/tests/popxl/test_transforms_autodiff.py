@@ -109,6 +109,16 @@ def test_explicit_provided_gradients_are_all_kept_in_order(ir: popxl.Ir) -> None
     assert kinds(info)[:2] == ((GRAD, second.name), (GRAD, first.name))
 
 
+def test_an_index_that_is_returned_may_be_given_a_gradient_which_goes_nowhere(
+    ir: popxl.Ir,
+) -> None:
+    graph = graph_of(ir, lambda x: (ops.tanh(x), ops.argmax(x, 1)), X)
+    info = autodiff(graph, grads_provided=graph.outputs)
+    assert info.inputs[:2] == graph.outputs[:2]
+    assert info.graph.inputs[1].spec == graph.outputs[1].spec
+    assert op_names(info.graph) == op_names(autodiff(graph, graph.outputs[:1]).graph)
+
+
 @pytest.mark.parametrize("outer", [False, True], ids=["called", "called by another graph"])
 def test_a_tensor_that_is_returned_twice_gets_the_sum_of_both_gradients(
     ir: popxl.Ir, outer: bool

@@ -364,6 +364,8 @@ def test_specs_and_buffers_shard_only_where_elements_divide():
         buffers = addons.named_variable_buffers(facts, shard_over_dict={"even": 2})
         assert (buffers.even.tensor_shape, buffers.odd.meta_shape) == ((12,), ())
         assert addons.named_variable_buffers(facts).odd.tensor_shape == (5,)
+        buffers = addons.named_variable_buffers(facts, shard_over_dict=2)
+        assert (buffers.even.tensor_shape, buffers.odd.tensor_shape) == ((12,), (5,))
         assert (
             addons.named_variable_buffers(facts, shard_over_dict=False).even.tensor_shape == SHAPE
         )
@@ -372,6 +374,8 @@ def test_specs_and_buffers_shard_only_where_elements_divide():
         assert addons.create_remote_buffer(sharded, 2, everyone).meta_shape == SHAPE
         with pytest.raises(ValueError, match="expected a divisor of the"):
             addons.create_remote_buffer(odd.spec, shard_over=2)
+        with pytest.raises(ValueError, match="expected a divisor of the"):
+            addons.named_variable_buffers(facts, shard_over_dict={"odd": 2})
         with pytest.raises(ValueError, match="1 <= shards <= 4"):
             addons.named_variable_buffers(facts, shard_over_dict=8)
         with pytest.raises(ValueError, match="expected a dict, an int or a bool"):

@@ -396,7 +396,7 @@ REFUSALS = [
     ),
     Refusal(
         "scaled_add",
-        operands=((3,), mixed(popxl.float16)),
+        operands=((3,), mixed(popxl.int32)),
         error=DTypeError,
         says="expected equal dtypes",
     ),

@@ -1,0 +1,1 @@
+"""What programs import of the native layer's own modules."""
