@@ -318,14 +318,15 @@ extern "C" {
         {seeds, parts, threshold, drop_scale}, scratch, threads);                                 \
   }
 
-// Elements of attend_grad's scratch.
+#ifndef BFLOAT16_LIBRARY
+// Elements of attend_grad's scratch, of either type.
 int64_t attend_grad_scratch(int64_t queries, int64_t keys, int64_t recomputes, int64_t drops_again,
                             int threads) {
   return threads * attention::backward_scratch(queries, keys, recomputes, drops_again);
 }
 
 ATTENTION(float, f32, attention::ByVectors<float>, float)
-#ifdef HAS_TILES
+#elif defined(HAS_TILES)
 ATTENTION(bfloat16, bf16, attention::ByTiles, bfloat16)
 #else
 ATTENTION(bfloat16, bf16, attention::ByVectors<bfloat16>, bfloat16)

@@ -402,8 +402,9 @@ extern "C" {
                                                        for_query, for_key, for_value);          \
   }
 
+#ifndef BFLOAT16_LIBRARY
 ATTENTION(float, f32, attention::ByVectors<float>, float)
-#ifdef HAS_TILES
+#elif defined(HAS_TILES)
 ATTENTION(bfloat16, bf16, attention::ByTiles, bfloat16)
 #else
 ATTENTION(bfloat16, bf16, attention::ByVectors<bfloat16>, bfloat16)

@@ -14,6 +14,7 @@ import fcntl
 import functools
 import hashlib
 import importlib.util
+import itertools
 import logging
 import os
 import platform
@@ -42,8 +43,13 @@ SHIPPED = FOLDER / "compiled"
 LEVELS = tuple(each for each in SETS if each.instructions)
 """The instruction sets for which a wheel has kernels."""
 # Without contraction an element's bits do not depend on its place in a vector or on the vector's
-# width, nor, on CPUs with FMA, on the CPU.
-FLAGS = ("-O3", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fPIC")
+# width, nor, on CPUs with FMA, on the CPU. Kernels need two parts of -O3, which takes half as long
+# again to compile: loops over registers are unrolled, and those of any length are in vectors. Clang
+# has both at -O2, and ignores the flags.
+FLAGS = (
+    *("-O2", "-fpeel-loops", "-fvect-cost-model"),
+    *("-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fPIC"),
+)
 THIS_CPU = "-march=native"
 OPTIONAL_FLAGS = (THIS_CPU, "-mprefer-vector-width=512", "-fopenmp")
 """What some compilers or CPUs do not know: left out where no empty file compiles with it."""
@@ -79,16 +85,37 @@ class Sources:
     """Files elsewhere that change when what is compiled does."""
     named: tuple[str, ...] = ()
     """Flags of an instruction set, in place of those of `instruction_sets.named`."""
+    without: tuple[str, ...] = ()
+    """Units of the folder that have nothing for this library."""
+
+    @property
+    def units(self) -> list[Path]:
+        """The files that are compiled."""
+        return sorted(p for p in self.folder.glob("*.cpp") if p.stem not in self.without)
 
     def file_name(self, name: str, *how: object) -> str:
         """The name of a library that is made from these files in one way, which begins so."""
-        files = (*sorted(self.folder.glob("*.cpp")), *sorted(self.folder.glob("*.h")), *self.others)
+        files = (*self.units, *sorted(self.folder.glob("*.h")), *self.others)
         contents = {path.name: path.read_bytes() for path in files}
         key = hashlib.sha256(repr((contents, *how)).encode()).hexdigest()[:16]
         return f"{name}_{key}.so"
 
 
-KERNEL_SOURCES = Sources("kernels", FOLDER, "the plain, slower ones are used")
+KERNEL_SOURCES = Sources(
+    "kernels",
+    FOLDER,
+    "the plain, slower ones are used",
+    without=("newton_schulz_tiles", "products"),
+)
+"""Of kernels of float32, and of those of no one type."""
+BFLOAT16_SOURCES = replace(
+    KERNEL_SOURCES,
+    name="bfloat16_kernels",
+    words=("-DBFLOAT16_LIBRARY",),
+    without=("adamw", "float_products", "newton_schulz"),
+)
+"""Most programs need none of these, and wait half as long."""
+KERNELS = (KERNEL_SOURCES, BFLOAT16_SOURCES)
 
 
 @functools.cache
@@ -111,11 +138,13 @@ def allocator() -> Sources | None:
 
 @functools.cache
 def begin() -> None:
-    """Start to make the libraries in the background, where they lack and can be made."""
+    """Start to make the libraries that every program needs in the background, where they lack and
+    can be made.
+    """
     compiler = find_compiler()
     if _is_off() or compiler is None:
         return
-    kernels = KERNEL_SOURCES if shipped() is None else None
+    kernels = KERNEL_SOURCES if shipped(KERNEL_SOURCES) is None else None
     for sources in filter(None, (allocator(), kernels)):  # the short one first
         with contextlib.suppress(OSError):  # who needs the library says so
             path = _path(sources, compiler)
@@ -137,7 +166,7 @@ def load(sources: Sources = KERNEL_SOURCES) -> ctypes.CDLL | None:
     """
     if _is_off():
         return None
-    level = logging.WARNING if sources is KERNEL_SOURCES else logging.DEBUG
+    level = logging.WARNING if sources in KERNELS else logging.DEBUG
     with LOCK:
         try:
             path = library(sources)
@@ -162,7 +191,7 @@ def library(sources: Sources = KERNEL_SOURCES) -> Path:
         OSError: there is no compiler, or no folder; another user can have written the library.
         subprocess.SubprocessError: the compiler fails, cannot write, or takes too long.
     """
-    if sources is KERNEL_SOURCES and (path := shipped()) is not None:
+    if sources in KERNELS and (path := shipped(sources)) is not None:
         return path
     return _made(sources)
 
@@ -208,7 +237,7 @@ def _maker(path: Path, sources: Sources, compiler: list[str], out: int) -> "subp
     """A process that makes a library and prints why it cannot."""
     command = [sys.executable or "python3", "-I", "-S", "-B", "-c", MAKE, str(FOLDER.parents[1])]
     named = shlex.join(sources.named or _named_flags())
-    command += [str(os.getpid()), str(path), str(sources.folder), named]
+    command += [str(os.getpid()), str(path), shlex.join(map(str, sources.units)), named]
     return subprocess.Popen(
         [*command, *compiler, *sources.words],
         stdin=subprocess.DEVNULL,
@@ -246,7 +275,7 @@ def _named_flags() -> tuple[str, ...]:
 
 def _path(sources: Sources, compiler: list[str]) -> Path:
     """The path where a library is that this compiler makes for this machine. OSError: no folder."""
-    version = _version(*compiler) if sources is KERNEL_SOURCES else b""
+    version = _version(*compiler) if sources in KERNELS else b""
     flags = (FLAGS, OPTIONAL_FLAGS, _named_flags(), compiler, version, sources.words)
     cpu = (sysconfig.get_platform(), platform.processor(), instruction_sets.instructions())
     return private_folder() / sources.file_name(sources.name, flags, cpu, platform.libc_ver())
@@ -303,12 +332,12 @@ def _folders() -> list[Path]:
 # A wheel's side
 
 
-def shipped() -> Path | None:
-    """A wheel's kernels for this CPU or the named instruction set, where they are whole."""
+def shipped(sources: Sources) -> Path | None:
+    """A wheel's library of kernels for this CPU or the named instruction set, where it is whole."""
     if not SHIPPED.is_dir():
         return None
     level = instruction_sets.named() or next(iter(instruction_sets.playable()), None)
-    path = SHIPPED / _shipped_name(level) if level else None
+    path = SHIPPED / _shipped_name(sources, level) if level else None
     return path if path and path.is_file() and is_whole(path.read_bytes()) else None
 
 
@@ -321,19 +350,19 @@ def ship(folder: Path) -> None:
     if compiler is None or (sys.platform, platform.machine()) != ("linux", "x86_64"):
         return
     folder.mkdir(parents=True, exist_ok=True)
-    for level in LEVELS:
-        path = folder / _shipped_name(level)
+    for level, sources in itertools.product(LEVELS, KERNELS):
+        path, words = folder / _shipped_name(sources, level), (*sources.words, "-Wl,-s")
         try:
-            make(path, replace(KERNEL_SOURCES, words=("-Wl,-s",), named=level.flags), compiler)
+            make(path, replace(sources, words=words, named=level.flags), compiler)
         except subprocess.SubprocessError as error:
-            print(f"kernels for {level.name}: {error}")
+            print(f"{sources.name} for {level.name}: {error}")
         else:
             path.chmod(0o644)
 
 
-def _shipped_name(level: InstructionSet) -> str:
-    flags = (*FLAGS, *flags_for(level.flags), *level.flags)
-    return KERNEL_SOURCES.file_name(f"kernels_{level.name}", flags)
+def _shipped_name(sources: Sources, level: InstructionSet) -> str:
+    flags = (*FLAGS, *flags_for(level.flags), *level.flags, *sources.words)
+    return sources.file_name(f"{sources.name}_{level.name}", flags)
 
 
 # The process that makes a library
@@ -343,12 +372,12 @@ def main() -> None:
     """Make the library that the arguments name. SystemExit: it cannot be made, and why."""
     signal.signal(signal.SIGTERM, _end)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-    parent, path, folder, named, *compiler = sys.argv[2:]
+    parent, path, units, named, *compiler = sys.argv[2:]
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     try:
         if os.getppid() == int(parent):  # else it has ended already
-            _make_alone(Path(path), Path(folder), compiler, shlex.split(named))
+            _make_alone(Path(path), shlex.split(units), compiler, shlex.split(named))
     except (OSError, subprocess.SubprocessError) as error:
         sys.exit(str(error))
 
@@ -358,7 +387,9 @@ def _end(*_: object) -> None:
     sys.exit(1)
 
 
-def _make_alone(path: Path, sources: Path, compiler: list[str], named: Sequence[str]) -> None:
+def _make_alone(
+    path: Path, units: Sequence[str], compiler: list[str], named: Sequence[str]
+) -> None:
     """Compile to ``path`` while nobody else does in this folder."""
     lock = os.open(path.parent, os.O_RDONLY)  # until this process ends
     with contextlib.suppress(OSError):  # the file system knows no locks
@@ -369,7 +400,7 @@ def _make_alone(path: Path, sources: Path, compiler: list[str], named: Sequence[
     folder = Path(tempfile.mkdtemp(".part", f"{path.stem}.", path.parent))
     try:
         part = folder / path.name
-        _compile(compiler, sorted(sources.glob("*.cpp")), part, named)
+        _compile(compiler, [Path(unit) for unit in units], part, named)
         part.write_bytes(sealed(part.read_bytes()))
         part.chmod(0o600)  # whatever the umask says: what others may write to is not loaded
         os.replace(part, path)

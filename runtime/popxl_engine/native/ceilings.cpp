@@ -144,18 +144,12 @@ static double read(const float* from, int64_t first, int64_t end) {
 }  // namespace ceilings
 
 extern "C" {
+#ifndef BFLOAT16_LIBRARY
 // Products of a panel of `count` numbers for each thread and a block of ones: `multiply_all`.
 void multiply_ceiling_f32(const float* right, int64_t count, int64_t rounds, int64_t loads,
                           double* found, int threads) {
   ceilings::multiply_all(right, count, rounds, loads != 0, found, threads);
 }
-
-#ifdef HAS_TILES
-void multiply_ceiling_bf16(const bfloat16* right, int64_t count, int64_t rounds, int64_t loads,
-                           double* found, int threads) {
-  ceilings::multiply_all(right, count, rounds, loads != 0, found, threads);
-}
-#endif
 
 // The sum of numbers, of whole pieces for each thread.
 void read_ceiling(const float* from, int64_t count, double* sum, int threads) {
@@ -166,4 +160,11 @@ void read_ceiling(const float* from, int64_t count, double* sum, int threads) {
     total += ceilings::read(from, thread * own, (thread + 1) * own);
   *sum = total;
 }
+
+#elif defined(HAS_TILES)
+void multiply_ceiling_bf16(const bfloat16* right, int64_t count, int64_t rounds, int64_t loads,
+                           double* found, int threads) {
+  ceilings::multiply_all(right, count, rounds, loads != 0, found, threads);
+}
+#endif
 }

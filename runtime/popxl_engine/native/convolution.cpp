@@ -82,6 +82,5 @@ extern "C" {
     short_convolution_weight_grad(dy, x, positions, gradient, rows, columns, size, threads);     \
   }
 
-FOR_TYPE(float, f32)
-FOR_TYPE(bfloat16, bf16)
+FOR_ELEMENT_TYPE(FOR_TYPE)
 }

@@ -123,9 +123,11 @@ void dropout(const T* x, T* y, uint64_t key, int32_t threshold, float scale, int
 
 extern "C" {
 
+#ifndef BFLOAT16_LIBRARY
 void random_words(uint64_t* words, uint64_t key, uint64_t first, int64_t count, int threads) {
   draw(words, key, first, count, threads);
 }
+#endif
 
 #define FOR_TYPE(T, NAME)                                                                      \
   void gelu_##NAME(const T* x, T* y, int64_t count, int threads) {                             \
@@ -179,6 +181,5 @@ void random_words(uint64_t* words, uint64_t key, uint64_t first, int64_t count, 
     dropout(x, y, key, int32_t(threshold), scale, count, threads);                             \
   }
 
-FOR_TYPE(float, f32)
-FOR_TYPE(bfloat16, bf16)
+FOR_ELEMENT_TYPE(FOR_TYPE)
 }

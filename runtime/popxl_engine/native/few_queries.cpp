@@ -91,6 +91,5 @@ extern "C" {
                   threads);                                                                      \
   }
 
-FOR_TYPE(float, f32)
-FOR_TYPE(bfloat16, bf16)
+FOR_ELEMENT_TYPE(FOR_TYPE)
 }

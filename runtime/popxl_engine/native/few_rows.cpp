@@ -171,6 +171,5 @@ extern "C" {
     multiply_few(x, stride, w, along, across, bias, y, rows, columns, inner, threads);            \
   }
 
-FOR_TYPE(float, f32)
-FOR_TYPE(bfloat16, bf16)
+FOR_ELEMENT_TYPE(FOR_TYPE)
 }

@@ -122,9 +122,11 @@ static inline void in_lanes(int64_t count, Work work) {
 }
 
 // What step(so_far, i) makes of numbers i and following, from 0 up to `count`, where so_far is an
-// N. join makes one of two, whole one number of all lanes.
+// N. join makes one of two, whole one number of all lanes. All of it is inlined, for compilers that
+// count the three calls of a long step as too many.
 template <class Step, class Join, class Whole>
-static inline float over(int64_t count, float start, Step step, Join join, Whole whole) {
+__attribute__((flatten)) static inline float over(int64_t count, float start, Step step, Join join,
+                                                  Whole whole) {
   Lanes one{every(start), every(start)}, other = one;
   int64_t i = 0;
   for (; i + 2 * LANES <= count; i += 2 * LANES) {

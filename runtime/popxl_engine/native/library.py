@@ -1,4 +1,4 @@
-"""The compiled library: loaded when it is first needed, called with tensors."""
+"""The compiled libraries: each loaded when it is first needed, called with tensors."""
 
 import ctypes
 import functools
@@ -13,6 +13,9 @@ import torch
 from popxl_engine.native import build, instruction_sets
 
 SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
+SOURCES = {torch.float32: build.KERNEL_SOURCES, torch.bfloat16: build.BFLOAT16_SOURCES}
+"""What the library of an element type is made from. A function is in that of the first type that
+its name ends in; where it ends in none, in float32's."""
 CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """What functions that take operands of several types at a time call these."""
 KINDS = {"p": ctypes.c_void_p, "n": ctypes.c_int64, "f": ctypes.c_float, "d": ctypes.c_double}
@@ -42,8 +45,10 @@ SIGNATURES = {
     "dropout": ("ppnnfn", 1),
     "logsumexp": ("pnpnn", 1),
     "logsumexp_grad": ("pnpppppnnn", 1),
+    "cross_entropy": ("pnpppppnnn", 1),
     "softcap_logsumexp": ("pnpfnn", 1),
     "softcap_logsumexp_grad": ("pnpppppnfnn", 1),
+    "softcap_cross_entropy": ("pnpppppnfnn", 1),
     "adamw": ("pnpnpnpn" + "nnnn" + "dddddddn", 0),
     "adamw_8bit": ("pnpnpp" + "nnnn" + "dddddddn", 0),
     "round_at_random": ("pnpnnn", 0),
@@ -102,15 +107,15 @@ def _is_here(t: torch.Tensor) -> bool:
 
 
 def takes(*tensors: torch.Tensor) -> bool:
-    """Whether the library can work on these: there is one, and they are contiguous, of its types,
+    """Whether libraries can work on these: there are such, of their types, and they are contiguous
     and on a CPU.
 
     Tensors without memory pass too, so that plans see the memory that runs will use.
     """
     for t in tensors:
-        if not _is_here(t) or t.dtype not in SUFFIXES or not t.is_contiguous():
+        if not _is_here(t) or not t.is_contiguous() or library(t.dtype) is None:
             return False
-    return library() is not None
+    return True
 
 
 def updates(*tensors: torch.Tensor) -> bool:
@@ -122,13 +127,7 @@ def updates(*tensors: torch.Tensor) -> bool:
 
 def takes_rows(t: torch.Tensor) -> bool:
     """The same as `takes`, of a matrix whose rows need not follow one another."""
-    return (
-        takes(t)
-        or t.stride(1) == 1
-        and _is_here(t)
-        and t.dtype in SUFFIXES
-        and library() is not None
-    )
+    return takes(t) or t.stride(1) == 1 and _is_here(t) and library(t.dtype) is not None
 
 
 def attends(*tensors: torch.Tensor) -> bool:
@@ -140,7 +139,7 @@ def attends(*tensors: torch.Tensor) -> bool:
     dtype = tensors[0].dtype
     if dtype not in SUFFIXES or any(t.dtype != dtype or not _is_here(t) for t in tensors):
         return False
-    return library() is not None and (dtype != torch.bfloat16 or not _are_tiles_refused())
+    return library(dtype) is not None and (dtype != torch.bfloat16 or not _are_tiles_refused())
 
 
 LARGE_OPERAND = 2**14
@@ -185,14 +184,13 @@ def multiplies_few(lhs: torch.Tensor, rhs: torch.Tensor) -> bool:
     """Whether `multiply_few` can multiply these matrices, and is the fastest way."""
     return (
         lhs.dtype == rhs.dtype
-        and lhs.dtype in SUFFIXES
         and not lhs.is_cuda
         and 1 <= lhs.shape[0] <= FEW_ROWS
         and rhs.numel() >= LARGE_MATRIX
         and lhs.stride(1) == 1
         and 1 in rhs.stride()
         and all(_is_here(t) for t in (lhs, rhs))
-        and library() is not None
+        and library(lhs.dtype) is not None
     )
 
 
@@ -205,7 +203,7 @@ def adds_product(total: torch.Tensor, lhs: torch.Tensor, rhs: torch.Tensor) -> b
 
 def has_tiles() -> bool:
     """Whether the library multiplies with tiles, and the system lets this process use them."""
-    return hasattr(library(), REFUSES_TILES) and not _are_tiles_refused()
+    return hasattr(library(torch.bfloat16), REFUSES_TILES) and not _are_tiles_refused()
 
 
 @functools.cache
@@ -213,7 +211,7 @@ def _are_tiles_refused() -> bool:
     """Whether the library has functions that use tiles, and the system does not let this process
     use them.
     """
-    refuses = getattr(library(), REFUSES_TILES, None)
+    refuses = getattr(library(torch.bfloat16), REFUSES_TILES, None)
     return refuses is not None and bool(refuses())
 
 
@@ -228,7 +226,7 @@ def call(name: str, dtypes: tuple[torch.dtype, ...], *arguments: Any) -> None:
     """
     if arguments[0].is_meta:
         return
-    function, pointers = _functions()[(name, *dtypes)]
+    function, pointers = _function(name, *dtypes)
     given = list(arguments)
     for i in pointers:
         if given[i] is not None:
@@ -237,8 +235,10 @@ def call(name: str, dtypes: tuple[torch.dtype, ...], *arguments: Any) -> None:
 
 
 def function(name: str, dtype: torch.dtype) -> Any:
-    """A function of one element type, for whoever calls it with numbers alone."""
-    return _functions()[(name, dtype)][0]
+    """A function of one element type, for whoever calls it with numbers alone; None where there is
+    none.
+    """
+    return _function(name, dtype)[0]
 
 
 def scratch(name: str, dtypes: tuple[torch.dtype, ...], *sizes: int) -> int:
@@ -248,23 +248,15 @@ def scratch(name: str, dtypes: tuple[torch.dtype, ...], *sizes: int) -> int:
         name, dtypes: as of `call`.
         sizes: the parameters of the function that tells it.
     """
-    function, _ = _functions()[(f"{name}_scratch", *dtypes)]
+    function, _ = _function(f"{name}_scratch", *dtypes)
     return int(function(*sizes, torch.get_num_threads()))
 
 
 @functools.cache
-def _functions() -> dict[Any, Any]:
-    """(function, which of its parameters are pointers) for each name with its element types."""
-    loaded = library()
-    assert loaded is not None, "callers ask `takes` first"
-    functions = {}
-    for name, (kinds, types) in SIGNATURES.items():
-        pointers = [i for i, kind in enumerate(kinds) if kind == "p"]
-        for dtypes in itertools.product(SUFFIXES, repeat=types):
-            function = getattr(loaded, _symbol(name, dtypes), None)
-            if function is not None:
-                functions[(name, *dtypes)] = function, pointers
-    return functions
+def _function(name: str, *dtypes: torch.dtype) -> tuple[Any, list[int]]:
+    """A function, which callers ask `takes` for, and which of its parameters are pointers."""
+    pointers = [i for i, kind in enumerate(SIGNATURES[name][0]) if kind == "p"]
+    return getattr(library(*dtypes[:1]), _symbol(name, dtypes), None), pointers
 
 
 def _symbol(name: str, dtypes: tuple[torch.dtype, ...]) -> str:
@@ -272,7 +264,7 @@ def _symbol(name: str, dtypes: tuple[torch.dtype, ...]) -> str:
 
 
 def symbols() -> dict[str, tuple[list[Any], Any]]:
-    """The parameters and the result of every function of the library, by the name that it has
+    """The parameters and the result of every function of the libraries, by the name that it has
     there.
     """
     found: dict[str, tuple[list[Any], Any]] = {REFUSES_TILES: ([], ctypes.c_int64)}
@@ -285,17 +277,20 @@ def symbols() -> dict[str, tuple[list[Any], Any]]:
 
 
 @functools.cache
-def library() -> ctypes.CDLL | None:
-    """The library, or None where it is switched off (``POPXL_NATIVE=0``) or cannot be built; waits
-    for the compiler.
+def library(dtype: torch.dtype = torch.float32) -> ctypes.CDLL | None:
+    """The library of an element type, or None where libraries are switched off
+    (``POPXL_NATIVE=0``), or it cannot be built, or there is none of the type; waits for the
+    compiler.
     """
     with build.LOCK:
-        return _library()
+        return _library(dtype)
 
 
 @functools.cache
-def _library() -> ctypes.CDLL | None:
-    loaded = build.load()
+def _library(dtype: torch.dtype) -> ctypes.CDLL | None:
+    if dtype not in SOURCES or dtype != torch.float32 and _library(torch.float32) is None:
+        return None  # what float32's lacks, the others would, too: it is told once
+    loaded = build.load(SOURCES[dtype])
     for name, (parameters, result) in symbols().items():
         if (function := getattr(loaded, name, None)) is not None:
             function.argtypes, function.restype = parameters, result

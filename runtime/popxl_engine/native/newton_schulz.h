@@ -38,12 +38,23 @@ struct Matrices {
         epsilon(epsilon),
         steps(steps) {}
 
+  // Calls copy(column_step), by a constant where that is one: for vectors.
+  template <class Copy>
+  void with_step(Copy copy) const {
+    if (column_step == 1)
+      copy(std::integral_constant<int64_t, 1>());
+    else
+      copy(column_step);
+  }
+
   // Copies a matrix to the rows of x, and returns its norm plus epsilon. squares: room for a number
   // of each row.
   template <class Rows, class T>
   float load(const Worker& worker, const Rows& x, const T* from, float* squares) const {
-    in_blocks(worker, few, many,
-              [&](int64_t i, int64_t j) { x.row(i)[j] = from[i * row_step + j * column_step]; });
+    with_step([&](auto step) {
+      in_blocks(worker, few, many,
+                [&](int64_t i, int64_t j) { x.row(i)[j] = from[i * row_step + j * step]; });
+    });
     for (int64_t i = worker.first(few); i < worker.end(few); ++i)
       squares[i] = squares_of(x.row(i), many);
     worker.barrier.wait();
@@ -54,8 +65,10 @@ struct Matrices {
 
   template <class Rows, class T>
   void store(const Worker& worker, const Rows& x, T* to) const {
-    in_blocks(worker, few, many,
-              [&](int64_t i, int64_t j) { to[i * row_step + j * column_step] = x.row(i)[j]; });
+    with_step([&](auto step) {
+      in_blocks(worker, few, many,
+                [&](int64_t i, int64_t j) { to[i * row_step + j * step] = x.row(i)[j]; });
+    });
     worker.barrier.wait();
   }
 };

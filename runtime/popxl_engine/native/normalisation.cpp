@@ -98,6 +98,7 @@ void rms_norm_grad(const T* dy, const T* x, const float* weight, T* dx, float* g
 
 extern "C" {
 
+#ifndef BFLOAT16_LIBRARY
 // For each row what one slice of it lacks to the mean of all, and their variance, from moments: a
 // mean, what rounding took from it, and a variance.
 void merge_moments(const float* own, const float* slices, float* shift, float* variance,
@@ -119,6 +120,7 @@ void merge_moments(const float* own, const float* slices, float* shift, float* v
     variance[r] = squares / count;
   }
 }
+#endif
 
 #define FOR_TYPE(T, NAME)                                                                         \
   void squares_##NAME(const T* x, T* total, int64_t count, int threads) {                         \
@@ -146,6 +148,5 @@ void merge_moments(const float* own, const float* slices, float* shift, float* v
     rms_norm_grad(dy, x, weight, dx, gradient, epsilon, rows, columns, threads);                  \
   }
 
-FOR_TYPE(float, f32)
-FOR_TYPE(bfloat16, bf16)
+FOR_ELEMENT_TYPE(FOR_TYPE)
 }

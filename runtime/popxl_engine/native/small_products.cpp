@@ -77,9 +77,12 @@ const Lines<float>& as_float(const Lines<float>& left, int64_t, Room&) { return 
 
 Lines<float> as_float(const Lines<bfloat16>& left, int64_t terms, Room& room) {
   float* const to = room.of(left.count * terms);
-  for (int64_t i = 0; i < left.count; ++i)
-    for (int64_t k = 0; k < terms; ++k)
-      to[i * terms + k] = wide(left.data[i * left.along + k * left.across]);
+  const auto copy = [&](int64_t across) {
+    for (int64_t i = 0; i < left.count; ++i)
+      for (int64_t k = 0; k < terms; ++k)
+        to[i * terms + k] = wide(left.data[i * left.along + k * across]);
+  };
+  left.across == 1 ? copy(1) : copy(left.across);  // one is in vectors
   return {to, terms, 1, left.count};
 }
 
@@ -221,12 +224,19 @@ void multiply_to(const Lines<T>& left, const Lines<T>& right, int64_t terms, con
     multiply(right, left, terms, sums, rows);
   else
     multiply(left, right, terms, sums, columns);
-  if (is_turned || bias != nullptr || in_place(y) == nullptr)
+  if (is_turned)
     for (int64_t i = 0; i < rows; ++i)
       for (int64_t j = 0; j < columns; ++j) {
-        const float sum = is_turned ? sums[j * rows + i] : sums[i * columns + j];
+        const float sum = sums[j * rows + i];
         narrow(bias == nullptr ? sum : sum + wide(bias[j]), y[i * columns + j]);
       }
+  else if (bias != nullptr)
+    for (int64_t i = 0; i < rows; ++i)
+#pragma omp simd
+      for (int64_t j = 0; j < columns; ++j)
+        narrow(sums[i * columns + j] + wide(bias[j]), y[i * columns + j]);
+  else if (in_place(y) == nullptr)
+    narrow(sums, y, rows * columns);
 }
 
 // What is multiplied: matrices, and axes of such.
@@ -274,6 +284,5 @@ extern "C" {
     multiply_small(left, right, bias, y, sizes);                                 \
   }
 
-FOR_TYPE(float, f32)
-FOR_TYPE(bfloat16, bf16)
+FOR_ELEMENT_TYPE(FOR_TYPE)
 }

@@ -18,7 +18,7 @@ from popxl_engine.native import library as native
 from popxl_engine.native.instruction_sets import InstructionSet
 from popxl_engine.native.library import (
     _are_tiles_refused,
-    _functions,
+    _function,
     _library,
     has_tiles,
     library,
@@ -66,7 +66,7 @@ def choice_of_ways(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], 
     """Chooses between the ways, "parts" among them: op by op."""
 
     def load_again() -> None:
-        for cached in (library, _library, _functions, _are_tiles_refused):
+        for cached in (library, _library, _function, _are_tiles_refused):
             cached.cache_clear()
 
     def choose(way: str) -> None:
@@ -79,7 +79,8 @@ def choice_of_ways(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], 
         elif way in LESSER and way in WAYS:
             monkeypatch.setenv(instruction_sets.VARIABLE, LESSER[way])
             load_again()
-            assert hasattr(library(), "refuses_tiles") == (way != "vectors")
+            has_tiles = hasattr(library(torch.bfloat16), "refuses_tiles")
+            assert has_tiles == (way != "vectors")
 
     yield choose
     monkeypatch.undo()

@@ -38,6 +38,7 @@ def exported(text: str) -> dict[str, Signature]:
     for begin in re.finditer(r'extern "C" \{', text):
         block = text[begin.end() : closing(text, begin.end() - 1, "{}")]
         macros = {name: (words(names), body) for name, names, body in MACRO.findall(block)}
+        macros["FOR_ELEMENT_TYPE"] = ["NAME"], "NAME(float, f32) NAME(bfloat16, bf16)"
         block = re.sub(r"^[ \t]*#.*$", "", block, flags=re.M)
         for result, name, parameters in functions(expanded(block, macros)):
             found[name] = Signature(
@@ -122,7 +123,9 @@ extern "C" {
   void f_##NAME(PAIR(T, x), float scale) { \\
     if (scale) { call(x); }               \\
   }
-FOR(float, f32)
+#ifdef BFLOAT16_LIBRARY
+FOR_ELEMENT_TYPE(FOR)
+#endif
 int64_t size(uint64_t n, int threads) { return n; }  // a comment (with, commas)
 }
 void inner(int hidden) {}
@@ -131,7 +134,9 @@ void inner(int hidden) {}
 
 def test_a_source_is_read_with_its_macros_expanded():
     assert exported(SAMPLE) == {
-        "f_f32": Signature((ctypes.c_void_p, ctypes.c_int64, ctypes.c_float), None),
+        f"f_{name}": Signature((ctypes.c_void_p, ctypes.c_int64, ctypes.c_float), None)
+        for name in ("f32", "bf16")
+    } | {
         "size": Signature((ctypes.c_int64, ctypes.c_int), ctypes.c_int64),
     }
 
@@ -161,9 +166,12 @@ def test_a_difference_is_seen(sources):
 
 
 @pytest.mark.skipif(library.library() is None, reason="no C++ compiler: there is no library")
-def test_the_library_has_the_functions_of_its_sources_and_instruction_sets():
+def test_libraries_have_each_function_of_their_sources_and_instruction_sets_once():
     here = sets_in_use()
-    missing = {name for name in in_sources() if not hasattr(library.library(), name)}
+    both = [library.library(dtype) for dtype in library.SOURCES]
+    count = {name: sum(hasattr(each, name) for each in both) for name in in_sources()}
+    assert set(count.values()) <= {0, 1}
+    missing = {name for name in count if not count[name]}
     assert missing == set().union(
         *(each.functions for each in instruction_sets.SETS if each not in here)
     )

@@ -30,14 +30,15 @@ COMPILER = """
 [ "$*" = --version ] && { echo "version $VERSION"; exit; }
 echo "$@" >> "$(dirname "$0")/calls"
 $SLOWLY
+case "$*" in *-DBFLOAT16_LIBRARY*) COPIED=$COPIED_BFLOAT16 ;; esac
 [ -z "$FAILS" ] || { echo "cannot do this" >&2; exit 1; }
 if [ -n "$COPIED" ]; then cp "$COPIED" "$to"; else echo code > "$to"; sleep 0.05; echo more >> "$to"; fi
 """
-"""Does SLOWLY, then writes some text or the library that COPIED names."""
-UNITS = sorted(build.FOLDER.glob("*.cpp"))
+"""Does SLOWLY, then writes some text or the library that COPIED or COPIED_BFLOAT16 names."""
+KERNELS = build.KERNEL_SOURCES
+UNITS = KERNELS.units
 CALLS = len(build.OPTIONAL_FLAGS) + len(UNITS) + 1
 """Calls that ask whether the compiler knows a flag, that compile a unit, and that links them."""
-KERNELS = build.KERNEL_SOURCES
 
 
 @pytest.fixture
@@ -114,9 +115,9 @@ def test_a_program_compiles_itself_where_the_one_that_it_waits_for_leaves_no_lib
 def test_a_folder_without_room_is_told_in_the_compilers_words(
     compiler: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COPIED", sys.executable)
+    monkeypatch.setenv("COPIED", build.__file__)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))  # what it was asked for has room
     try:
         with pytest.raises(subprocess.SubprocessError, match=r"not compiled \(.*File size limit"):
             build.make(folder_in(tmp_path) / "kernels.so", KERNELS, compiler)
@@ -268,15 +269,16 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def copying(compiler: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A compiler of programs that quickly makes this process's library."""
-    library: Any = native.library()
-    monkeypatch.setenv("COPIED", os.path.realpath(library._name))
+    """A compiler of programs that quickly makes this process's libraries."""
+    both: list[Any] = [native.library(dtype) for dtype in native.SOURCES]
+    for name, library in zip(("COPIED", "COPIED_BFLOAT16"), both):
+        monkeypatch.setenv(name, os.path.realpath(library._name))
     monkeypatch.setenv("CXX", shlex.join(compiler))
 
 
 def kept(tmp_path: Path) -> list[Path]:
     """Libraries of kernels and parts of them."""
-    return list(tmp_path.rglob("kernels_*"))
+    return list(tmp_path.rglob("*kernels_*"))
 
 
 def parts(tmp_path: Path) -> list[Path]:
@@ -330,6 +332,30 @@ def test_the_library_is_built_once_and_found_again(
     when = built.stat().st_mtime_ns
     assert run(GELU + RUN, tmp_path, POPXL_CACHE_DIR=str(cache)) == (out, "")
     assert built.stat().st_mtime_ns == when
+
+
+BFLOAT16_GELU = GELU.replace("dtype=np.float32)", "dtype=np.float32), popxl.bfloat16")
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_a_program_of_bfloat16_has_a_library_more(copying: None, tmp_path: Path) -> None:
+    first, second = (run(BFLOAT16_GELU + RUN, tmp_path) for _ in range(2))
+    assert first == second and not first[1]
+    names = sorted(path.name.rpartition("_")[0] for path in kept(tmp_path))
+    assert names == ["bfloat16_kernels", "kernels"]
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_a_compiler_that_fails_for_bfloat16_alone_is_reported_once(
+    copying: None, tmp_path: Path
+) -> None:
+    (tmp_path / "plain").mkdir()
+    plain, _ = run(BFLOAT16_GELU + RUN, tmp_path / "plain", POPXL_NATIVE="0")
+    out, err = run(BFLOAT16_GELU + RUN, tmp_path, REFUSED="-DBFLOAT16_LIBRARY")
+    assert out == plain
+    assert err.count("WARNING") == err.count("native bfloat16_kernels: not compiled") == 1
 
 
 @pytest.mark.slow
