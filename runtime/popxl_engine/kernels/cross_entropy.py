@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import torch
 
-from popxl_engine.kernels.registry import kernel
+from popxl_engine.kernels.registry import KERNELS, kernel
 from popxl_engine.native import library as native
 
 CHUNK = 1 << 20
@@ -127,3 +127,18 @@ def logsumexp_and_pick_grad(
         if chunk.dtype != logits.dtype:
             result[rows] = chunk
     return result
+
+
+@kernel("fused_cross_entropy_and_grad")
+def cross_entropy_and_grad(
+    d_logsumexp: torch.Tensor,
+    d_picked: torch.Tensor,
+    logits: torch.Tensor,
+    indices: torch.Tensor,
+    cap: float | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The loss of bounded logits, and its gradient."""
+    prefix, bound = ("", ()) if cap is None else ("fused_softcap_", (cap,))
+    loss, grad = (KERNELS[f"{prefix}logsumexp_and_pick{end}"] for end in ("", "_grad"))
+    total, picked = loss(logits, indices, *bound)
+    return total, picked, grad(d_logsumexp, d_picked, total, logits, indices, *bound)

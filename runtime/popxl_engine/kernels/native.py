@@ -243,6 +243,38 @@ def softcap_logsumexp_and_pick_grad(
     return _logits_gradient("softcap_logsumexp_grad", numbers, logits, indices, into, cap)
 
 
+@kernel("fused_cross_entropy_and_grad", device="cpu", over="logits")
+def cross_entropy_and_grad(
+    d_logsumexp: torch.Tensor,
+    d_picked: torch.Tensor,
+    logits: torch.Tensor,
+    indices: torch.Tensor,
+    cap: float | None,
+    into: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The loss and its gradient while a row is in the cache: each exponential is taken once."""
+    numbers = (d_logsumexp, d_picked)
+    if _is_float16(logits):
+        result = torch.empty_like(logits) if into is None else into
+        parts = []
+        for rows in row_chunks(logits):
+            of_rows, wide = [t[rows] for t in numbers], logits[rows].float()
+            *losses, gradient = cross_entropy_and_grad(*of_rows, wide, indices[rows], cap)
+            parts.append(losses)
+            result[rows] = gradient
+        total, picked = map(torch.cat, zip(*parts))
+        return total, picked, result
+    if not _takes_gradients(logits, *numbers):
+        return KERNELS["fused_cross_entropy_and_grad"](*numbers, logits, indices, cap)
+    total = torch.empty(logits.shape[0], dtype=torch.float32, device=logits.device)
+    picked = pick(logits, indices)  # the gradient may take the logits' place
+    operands = (d_logsumexp, d_picked, total)
+    if cap is None:
+        return total, picked, _logits_gradient("cross_entropy", operands, logits, indices, into)
+    name = "softcap_cross_entropy"
+    return total, softcap(picked, cap), _logits_gradient(name, operands, logits, indices, into, cap)
+
+
 def _is_float16(logits: torch.Tensor) -> bool:
     """Whether rows of these go to the library as float32, some at a time."""
     return logits.dtype == torch.float16 and logits.numel() > 0 and native.library() is not None

@@ -51,3 +51,35 @@ def softcap_logsumexp_and_pick_grad(
     name = "softcap_logsumexp_and_pick_grad"
     check(fits, name, "logits [n, c] and the others [n]", logits=logits, logsumexp=logsumexp)
     return TensorSpec(logits.shape, logits.dtype)
+
+
+def cross_entropy_and_grad_cost(y: Any, *operands: Any) -> Cost:
+    """The loss, and its gradient; of bounded logits with the bound and its slope."""
+    d_logsumexp, d_picked, logits, indices, cap = operands
+    total, _, gradient = y
+    flops = flops_of("logsumexp_and_pick", total, logits, indices)
+    slopes = (d_logsumexp, d_picked, total, logits, indices)
+    flops += flops_of("logsumexp_and_pick_grad", gradient, *slopes)
+    if cap is not None:
+        flops += flops_of("softcap", logits, logits, cap)
+        flops += flops_of("softcap_grad", logits, logits, logits, cap)
+    return Cost(flops=flops)
+
+
+@fused_op(cost=cross_entropy_and_grad_cost)
+def cross_entropy_and_grad(
+    d_logsumexp: TensorSpec,
+    d_picked: TensorSpec,
+    logits: TensorSpec,
+    indices: TensorSpec,
+    cap: float | None,
+) -> tuple[TensorSpec, ...]:
+    """`logsumexp_and_pick` of logits that ``cap`` bounds, and the gradient with respect to them.
+
+    Shapes: d_logsumexp, d_picked and indices [n], logits [n, c] -> [n], [n], [n, c].
+    """
+    total, picked = as_specs(OPS["logsumexp_and_pick"].infer(logits, indices))
+    fits = all(t.shape == logits.shape[:1] for t in (d_logsumexp, d_picked))
+    name = "cross_entropy_and_grad"
+    check(fits, name, "logits [n, c] and gradients [n]", logits=logits, d_picked=d_picked)
+    return total, picked, TensorSpec(logits.shape, logits.dtype)

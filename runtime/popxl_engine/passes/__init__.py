@@ -31,6 +31,7 @@ from popxl_engine.passes.elide_copies import elide_copies
 from popxl_engine.passes.elide_zero_init import elide_zero_init
 from popxl_engine.passes.emulate_views import emulate_views
 from popxl_engine.passes.flash_attention import flash_attention
+from popxl_engine.passes.fuse_cross_entropy import fuse_cross_entropy
 from popxl_engine.passes.fuse_embedding_grad import fuse_embedding_grad
 from popxl_engine.passes.fuse_grad_norm import fuse_grad_norm
 from popxl_engine.passes.fuse_softcap import fuse_softcap
@@ -50,6 +51,10 @@ CPU = torch.device("cpu")
 
 def _anywhere(_: object) -> bool:
     return True
+
+
+def _is_cpu(device: torch.device) -> bool:
+    return device.type == "cpu"
 
 
 @dataclass(frozen=True)
@@ -88,6 +93,7 @@ OPTIMIZATIONS: tuple[Pass, ...] = (
     Pass("tile_gemm", tile_gemm, per_graph=True),
     Pass("fuse_softcap", _in_each(fuse_softcap), leaves_dead_code=True),
     Pass("narrow_logits", _in_each(narrow_logits), leaves_dead_code=True),
+    Pass("fuse_cross_entropy", _in_each(fuse_cross_entropy), _is_cpu, leaves_dead_code=True),
     Pass("hide_by_attributes", _in_each(hide_by_attributes), leaves_dead_code=True),
     Pass("flash_attention", flash_attention, has_flash_attention, leaves_dead_code=True),
     Pass("pack_qkv_grads", _in_each(pack_qkv_grads)),

@@ -59,6 +59,7 @@ class Rewriter:
         self.block, self.instrs = block, list(block.instrs)
         self.removed: set[int] = set()
         self._inserted: dict[int, list[Instr]] = {}
+        self._moved: dict[int, list[Instr]] = {}
         self._is_changed = False
 
     @cached_property
@@ -191,6 +192,12 @@ class Rewriter:
         self.removed.update(absorbed)
         return True
 
+    def move_after(self, index: int, moved: Sequence[int]) -> None:
+        """Put instructions behind a later one, in their order."""
+        self._is_changed = True
+        self._moved[index] = [self.instrs[i] for i in moved]
+        self.removed.update(moved)
+
     def transposed(self, v: Value, before: int) -> Value:
         """The transpose of a matrix: what it is the transpose of, or a new view made before a
         position.
@@ -228,6 +235,7 @@ class Rewriter:
             instrs += self._inserted.get(i, [])
             if i not in self.removed:
                 instrs.append(instr)
+            instrs += self._moved.get(i, [])
         return self.block.with_instrs(instrs)
 
 

@@ -409,8 +409,9 @@ def scatter_add_rows_(draw: Draw) -> Sample:
 
 
 def loss_of_bounded(logits, indices, cap):
-    """Log-sum-exp, and the bounded logit at the index."""
-    y, wide = cap * torch.tanh(logits / cap), indices.long()
+    """Log-sum-exp, and the logit at the index, of logits that a cap bounds."""
+    y = logits if cap is None else cap * torch.tanh(logits / cap)
+    wide = indices.long()
     is_inside = (wide >= 0) & (wide < logits.shape[1])
     picked = y.gather(1, torch.where(is_inside, wide, 0)[:, None])[:, 0] * is_inside
     return torch.logsumexp(y, 1), picked
@@ -445,6 +446,20 @@ def softcap_logsumexp_and_pick_grad(draw: Draw) -> Sample:
         {"d_logsumexp": first, "d_picked": second, "logsumexp": total, **of},
         oracle,
     )
+
+
+def cross_entropy_and_grad(draw: Draw) -> Sample:
+    of = softcap_logsumexp_and_pick(draw).arguments
+    cap, rows = draw.one_of(None, of["cap"]), len(of["indices"])
+    first, second = (draw.normal(rows, dtype=F32) for _ in range(2))
+
+    def oracle(d_logsumexp, d_picked, logits, indices, cap):
+        at = logits.detach().requires_grad_()
+        results = loss_of_bounded(at, indices, cap)
+        (gradient,) = torch.autograd.grad(results, at, (d_logsumexp, d_picked))
+        return *(t.detach() for t in results), gradient
+
+    return Sample({"d_logsumexp": first, "d_picked": second, **of, "cap": cap}, oracle)
 
 
 # AdamW
@@ -507,6 +522,7 @@ MAKERS: dict[str, Callable[[Draw], Sample]] = {
         scatter_add_rows_,
         softcap_logsumexp_and_pick,
         softcap_logsumexp_and_pick_grad,
+        cross_entropy_and_grad,
         adamw_,
         adamw_where_,
         refresh_view_,

@@ -17,8 +17,8 @@ from typing import Any
 MODULES = (
     "passes.rewriter", "passes.accumulate", "passes.adamw", "passes.attention",
     "passes.attention_gradients", "passes.dead_code", "passes.drop_unused_probs",
-    "passes.elide_zero_init", "passes.flash_attention", "passes.fuse_embedding_grad",
-    "passes.fuse_grad_norm", "passes.fuse_softcap", "passes.gemm", "passes.hide_by_attributes", "passes.identities", "passes.narrow_logits",
+    "passes.elide_zero_init", "passes.flash_attention", "passes.fuse_cross_entropy",
+    "passes.fuse_embedding_grad", "passes.fuse_grad_norm", "passes.fuse_softcap", "passes.gemm", "passes.hide_by_attributes", "passes.identities", "passes.narrow_logits",
     "passes.pack_qkv_grads", "passes.reuse_dropout", "passes.scalar_cse",
     "passes.separate_operands", "analysis.def_use", "analysis.value_numbers",
 )  # fmt: skip

@@ -490,6 +490,50 @@ def bounded_logits_leave_a_loop(ir: popxl.Ir) -> list[Tensor]:
     return list(ops.repeat(graph, 2, logits, before, inputs_dict={at: labels}))
 
 
+def mean_loss(name: str) -> list[Tensor]:
+    """A cross entropy whose gradient's factor does not depend on it, with one thing otherwise."""
+    labels = popxl.variable(np.array([0, 10, 3, 3, 7, 1], np.int32))
+    logits, factor, other = var(6, 11) * 2.0, var(6, seed=1) + 0.0, var(6, seed=2) + 0.0
+    of = var(6, 11, seed=3) * 2.0 if "of others" in name else logits
+    if name == "a gradient of others, all written":
+        ops.add_(logits, of)
+        ops.add_(of, logits)
+    total, picked = logsumexp_and_pick(logits, labels)
+    results = [total * other]
+    if name == "what its reader reads is written":
+        ops.add_(other, other)
+        results.append(other)
+    if name == "a factor of it":
+        factor = ops.identity(total)
+    if name == "two at once":
+        logits_2 = var(6, 11, seed=4) * 2.0
+        total_2, picked_2 = logsumexp_and_pick(logits_2, labels)
+        results += [total * total_2]
+    results += [picked, logsumexp_and_pick_grad(factor, -factor, total, of, labels)]
+    if name == "two at once":
+        results += [logsumexp_and_pick_grad(factor, -factor, total_2, logits_2, labels), picked_2]
+    if name == "two gradients":
+        results += [logsumexp_and_pick_grad(-factor, factor, total, of, labels)]
+    return results
+
+
+def mean_loss_names_a_row(ir: popxl.Ir, in_a_loop: bool) -> list[Tensor]:
+    """A cross entropy that a row's number is made of, which is loaded before it is stored."""
+    labels = popxl.variable(np.array([0, 10, 3, 3, 7, 1], np.int32))
+    logits, factor, row = var(6, 11) * 2.0, var(6, seed=1) + 0.0, var(6, seed=2) + 0.0
+    buffer = popxl.RemoteBuffer((6,), popxl.float32, 1)
+    ops.remote_store(buffer, 0, row)
+    total, picked = logsumexp_and_pick(logits, labels)
+    number = ops.cast(ops.slice_(picked, 0, 1) * 0.0, popxl.uint32)
+    if in_a_loop:
+        graph = ir.create_graph(lambda t, n: ops.remote_load(buffer, n), row, number)
+        (loaded,) = ops.repeat(graph, 2, row, inputs_dict={graph.inputs[1]: number})
+    else:
+        loaded = ops.remote_load(buffer, number)
+    ops.remote_store(buffer, 0, row * 2.0)
+    return [loaded, total, logsumexp_and_pick_grad(factor, -factor, total, logits, labels)]
+
+
 # Attention
 
 CAUSAL = np.triu(np.full((6, 6), -np.inf, np.float32), 1)
@@ -916,6 +960,12 @@ NEAR_MISSES: dict[str, Build] = {
     ),
     "bounded loss: a loop between": bounded_loss_with_a_loop,
     "bounded loss: bounded logits leave a loop": bounded_logits_leave_a_loop,
+    **every(
+        mean_loss, "what its reader reads is written", "a factor of it", "a gradient of others",
+        "a gradient of others, all written", "two at once", "two gradients",
+    ),
+    "mean loss: a row": lambda ir: mean_loss_names_a_row(ir, False),
+    "mean loss: a row in a loop": lambda ir: mean_loss_names_a_row(ir, True),
     **every(attention, *CHANGED),
     **every(gradient, *CHANGED),
     "attention: key first, dy a transpose": of(key_first),

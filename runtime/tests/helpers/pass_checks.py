@@ -44,7 +44,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
 NAMES = frozenset(each.name for each in OPTIMIZATIONS)
 ON_DEVICES = {
     "all of a CPU": NAMES - {"flash_attention"},
-    "all of a GPU": NAMES,
+    "all of a GPU": NAMES - {"fuse_cross_entropy"},
 }
 SCALE = 8
 """Roundings of a whole program, in units of `tolerance.TOLERANCE`."""

@@ -292,6 +292,15 @@ def bounded_loss(between: Between, x: Tensor, labels: Tensor) -> Outputs:
     return [total, picked, ops.cast(slope, x.dtype)]
 
 
+def mean_loss(between: Between, x: Tensor, labels: Tensor) -> Outputs:
+    logits = between(ops.cast(between(x * 2.0), popxl.float32))
+    total, picked = between(*logsumexp_and_pick(logits, labels))
+    loss = between(total - picked)
+    factor = between(popxl.constant(np.full(6, 0.25, np.float32)) * 2.0)
+    gradient = between(logsumexp_and_pick_grad(factor, -factor, total, logits, labels))
+    return [ops.mean(loss), ops.cast(gradient, x.dtype)]
+
+
 CAUSAL = np.triu(np.full((6, 6), -np.inf, np.float32), 1)
 
 
@@ -452,6 +461,9 @@ PATTERNS: dict[str, Pattern] = {
     "loss": Pattern(loss, {"x": normal(6, 11), "labels": np.array([0, 10, 3, 3, 7, 1], np.int32)}),
     "bounded loss": Pattern(
         bounded_loss, {"x": normal(6, 11), "labels": np.array([0, 10, 3, 3, 7, 1], np.int32)}
+    ),
+    "mean loss": Pattern(
+        mean_loss, {"x": normal(6, 11), "labels": np.array([0, 10, 3, 3, 7, 1], np.int32)}
     ),
     "attention": Pattern(attention, HEADS, ("q", "k", "v")),
     "attention, dropping": Pattern(attention_dropping, {**HEADS, **SEED}, ("q", "k", "v")),

