@@ -275,7 +275,8 @@ def _raise_unreadable(error: OSError) -> None:
 
 
 def text_files(patterns: Sequence[str], without: Sequence[str] = ()) -> list[Path]:
-    """Return the files that paths, folders (without hidden ones) and globs stand for, each once.
+    """Return the files that paths, folders (without hidden ones) and globs stand for, each once, be
+    it by links or by several spellings of its path.
 
     Of a folder that Hugging Face's `datasets` saved these are its tables.
 
@@ -302,7 +303,10 @@ def text_files(patterns: Sequence[str], without: Sequence[str] = ()) -> list[Pat
             )
         files.update(dict.fromkeys(sorted(matches)))
     left_out = {real_path(path) for path in text_files(without)} if without else set()
-    found = [path for path in files if real_path(path) not in left_out]
+    by_place: dict[Path, Path] = {}
+    for path in files:
+        by_place.setdefault(real_path(path), path)  # the first of several names
+    found = [path for place, path in by_place.items() if place not in left_out]
     if not found:
         raise DataError(
             f"text files: got {len(files)}, which are all validation files; expected others to "

@@ -22,6 +22,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import popdist
+
 from popxl_gpt.config.flags import Flags
 from popxl_gpt.config.presets import build
 from popxl_gpt.config.rules import largest_divisor
@@ -37,7 +39,7 @@ from popxl_gpt.execution.exchange.trained import TrainedModel, find_model
 from popxl_gpt.execution.inference.evaluation import Evaluation, Measured
 from popxl_gpt.execution.inference.inference import evaluation
 from popxl_gpt.execution.inference.scoring import ROWS
-from popxl_gpt.execution.instances import check_instances, check_same_checkpoint
+from popxl_gpt.execution.instances import check_instances, check_same_checkpoint, check_same_data
 from popxl_gpt.execution.variables import write_whole_weights
 from popxl_gpt.utils.errors import NotFiniteError, UserError, reason_of
 from popxl_gpt.utils.files.whole import write_whole
@@ -316,6 +318,8 @@ def _measure(
     tokenizer = tokenizer_of(saved, config, needed=bool(options.text))
     begin = time.monotonic()
     dataset, text_bytes = open_evaluated(config, options, tokenizer, stride)
+    if popdist.getNumInstances() > 1:
+        check_same_data({"--text" if options.text else "--input_files": dataset.fingerprint})
     if tokenizer is not None:
         check_made_by(tokenizer, config.data.tokenizer or "the run's", dataset)
     session = evaluation(config)

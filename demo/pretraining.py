@@ -43,6 +43,7 @@ from popxl_gpt.demo.job.run_memory import RunMemory
 from popxl_gpt.demo.job.text import read_tokenizer
 from popxl_gpt.demo.job.training_data import (
     begun_tokenizer,
+    check_same_in_all,
     given_tokenizer,
     in_steps,
     open_data,
@@ -53,7 +54,7 @@ from popxl_gpt.execution.checkpoints.checkpoint import SavedRun
 from popxl_gpt.execution.checkpoints.checkpoint_folder import best_in, checkpoints_in
 from popxl_gpt.execution.exchange.initial_weights import Weights, initial_weights
 from popxl_gpt.execution.inference.inference import evaluation_program
-from popxl_gpt.execution.instances import check_instances, check_launch
+from popxl_gpt.execution.instances import check_instances, check_launch, check_same_checkpoint
 from popxl_gpt.execution.planning.axes import with_pieces
 from popxl_gpt.execution.planning.executing import executable, fastest, resolved
 from popxl_gpt.execution.planning.memory import ProcessMemory, check_fits, check_memory
@@ -199,6 +200,7 @@ def train(
     check_memory(config, popdist.getNumInstances())
     with Interruption() as interruption:
         data, validation_data = open_data(config)
+        check_same_in_all(data, validation_data)
         given_one = given_tokenizer(config, data, validation_data)
         with (
             warnings_kept() as kept,
@@ -338,6 +340,8 @@ def claimed_together(config: Config) -> "Iterator[tuple[Config, RunFolder, Saved
             told = [str(folder.path), str(folder.checkpoints), saved and str(saved.folder)]
             gather(told, patiently=True)
             _check_all_can_read(None)
+            if saved is not None:
+                check_same_checkpoint(saved.folder)
             yield _named(config, folder), folder, saved
         return
     told = gather(None, patiently=True)[0]
@@ -349,6 +353,8 @@ def claimed_together(config: Config) -> "Iterator[tuple[Config, RunFolder, Saved
         except UserError as error:
             problem = str(error), failure_number(error)
     _check_all_can_read(problem)
+    if saved is not None:
+        check_same_checkpoint(saved.folder)
     folder = RunFolder(Path(path), Path(checkpoints))
     yield _named(config, folder), folder, saved
 

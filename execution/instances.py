@@ -4,6 +4,7 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
@@ -31,6 +32,8 @@ application are links.
 SOURCES = (".py", ".cpp", ".h")
 LIBRARIES = ("torch", "numpy")
 """The libraries that the numbers come from."""
+DESCRIPTIONS = ("checkpoint.json", "config.json")
+"""The files that say what the weights beside them are."""
 
 
 def check_launch() -> None:
@@ -64,17 +67,57 @@ def check_instances(config: Config) -> bool:
     return is_leader
 
 
-def check_same_checkpoint(folder: Path) -> None:
-    """UserError unless all processes have found one checkpoint: a run may save, or delete, while
-    they look for its newest.
+def check_same_checkpoint(folder: Path, flag: str = "--checkpoint") -> None:
+    """UserError unless all processes have found one checkpoint, or one model of Hugging Face's: a
+    run may save, or delete, while they look for its newest, and machines may have copies.
     """
-    names = gather(folder.name, patiently=True)
-    for number, name in enumerate(names):
-        if name != names[0]:
+    found = gather((folder.name, _contents_of(folder)), patiently=True)
+    first, first_contents = found[0]
+    for number, (name, contents) in enumerate(found):
+        if name != first:
             raise UserError(
-                f"--checkpoint: got {name} in instance {number} and {names[0]} in instance 0; "
-                "expected one checkpoint. Its run saves meanwhile: name the checkpoint."
+                f"{flag}: got {name} in instance {number} and {first} in instance 0; expected one "
+                "checkpoint. Its run saves meanwhile, or machines have others: name the checkpoint."
             )
+        if contents != first_contents:
+            raise UserError(
+                f"{flag}: got another {name} in instance {number} than in instance 0; "
+                "expected the same weights in all. Name one that all machines see, or copy it to "
+                "all of them."
+            )
+
+
+def _contents_of(folder: Path) -> str:
+    """Names what a folder of weights holds, by the file that describes them, which has hashes of a
+    checkpoint's files, and by sizes; "" where it cannot be read, which is told elsewhere.
+    """
+    facts = hashlib.sha256()
+    with suppress(OSError):
+        for path in sorted(folder.iterdir()):
+            if path.suffix == ".safetensors":
+                facts.update(f"{path.name} {path.stat().st_size}\n".encode())
+            elif path.name in DESCRIPTIONS:
+                facts.update(path.read_bytes())
+        return facts.hexdigest()[:16]
+    return ""
+
+
+def check_same_data(fingerprints: "Mapping[str, str]") -> None:
+    """UserError unless all processes read the same data: each trains on its share of them, and
+    machines may have copies.
+
+    Args:
+        fingerprints: of data sets, by what is told of them.
+    """
+    found = gather(dict(fingerprints), patiently=True)
+    for number, theirs in enumerate(found):
+        for name, fingerprint in theirs.items():
+            if fingerprint != found[0].get(name):
+                raise UserError(
+                    f"{name}: got other data in instance {number} than in instance 0; expected the "
+                    "same files in all. Name files that all machines see, or copy them to all of "
+                    "them."
+                )
 
 
 def _check_same(text: str, code: "dict[str, str]") -> None:

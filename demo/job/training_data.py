@@ -23,6 +23,7 @@ from popxl_gpt.execution.checkpoints.checkpoint import SavedRun
 from popxl_gpt.execution.checkpoints.checkpoint_folder import MANIFEST, TOKENIZER
 from popxl_gpt.execution.exchange.hub import model_folder
 from popxl_gpt.execution.exchange.trained import INIT_FROM
+from popxl_gpt.execution.instances import check_same_data
 from popxl_gpt.utils.errors import UserError, io_failure
 from popxl_gpt.utils.files.plain import real_path
 
@@ -42,6 +43,13 @@ def open_data(config: Config) -> "tuple[Dataset, Dataset | None]":
     if popdist.getInstanceIndex() == 0:
         _tell_of_seen_files(config)
     return data, _token_data(config, validation, stride=sequence) if validation else None
+
+
+def check_same_in_all(data: Dataset, validation_data: Dataset | None) -> None:
+    """UserError where processes read different data, of which each takes its share."""
+    if popdist.getNumInstances() > 1:
+        read = {"--input_files": data, "--validation_files": validation_data}
+        check_same_data({n: found.fingerprint for n, found in read.items() if found is not None})
 
 
 def _tell_of_seen_files(config: Config) -> None:

@@ -16,6 +16,7 @@ from popxl_gpt.execution.exchange.hub import model_folder
 from popxl_gpt.execution.exchange.hugging_face import HuggingFaceFolder, Weights, is_hugging_face
 from popxl_gpt.execution.exchange.kept_files import OF_WEIGHTS
 from popxl_gpt.execution.exchange.trained import INIT_FROM, find_model
+from popxl_gpt.execution.instances import check_same_checkpoint
 from popxl_gpt.modelling.gpt import model_table
 from popxl_gpt.utils.errors import UserError
 
@@ -31,6 +32,7 @@ def initial_weights(path: Path, config: Config) -> Weights:
         UserError: there are none, or they are of another model; told before the first is read.
     """
     saved = find_model(path, INIT_FROM)
+    check_same_checkpoint(saved.folder, INIT_FROM)
     model, weights = saved.config.model, saved.weights()
     problems = [
         f"{name} {getattr(model, told)}, not {getattr(config.model, told)}"

@@ -63,6 +63,16 @@ def test_files_that_no_step_is_validated_on_are_told_and_checks_of_one_replica()
     assert without_partner(override(alone, validate_every=5, data_parallel=2), given) == []
 
 
+def test_a_warm_up_that_no_step_is_left_for_is_told_with_the_rate_that_it_comes_to():
+    long = preset("tiny", warmup_steps=100, steps=4, learning_rate=1e-3)
+    assert without_partner(long, {"warmup_steps"}) == [
+        "--warmup_steps: got 100 with steps 4, in which the learning rate rises to 3.96e-05, and "
+        "not to 0.001. Lower it, or give more --steps."
+    ]
+    assert without_partner(long, {"steps"}) == []  # of a preset that is tried for some steps
+    assert without_partner(override(long, steps=101), {"warmup_steps"}) == []
+
+
 @pytest.mark.parametrize(
     "pattern, windows",
     [((), [None] * 3), (("full",), [None] * 3), (("full", "sliding"), [None, 4, None])],

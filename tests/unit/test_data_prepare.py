@@ -549,6 +549,22 @@ def test_links_to_folders_are_followed_and_each_folder_is_read_once(tmp_path):
     assert list(text_source([str(tmp_path / "text")]).documents()) == list(names[:4])
 
 
+def test_a_file_that_several_inputs_or_links_lead_to_is_read_once(tmp_path):
+    for name in ("a/a.txt", "b/b.txt"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text(name)
+    (tmp_path / "a/again.txt").symlink_to("a.txt")
+    (tmp_path / "b/a").symlink_to("../a")
+    first, second = tmp_path / "a", tmp_path / "b"
+    for inputs, expected in (
+        ([first], ["a/a.txt"]),
+        ([first, second], ["a/a.txt", "b/b.txt"]),
+        ([second, first], ["a/a.txt", "b/b.txt"]),
+        ([first / "a.txt", second / "../a/a.txt", first / "again.txt"], ["a/a.txt"]),
+    ):
+        assert sorted(text_source([*map(str, inputs)]).documents()) == expected
+
+
 def test_the_standard_library_is_read_once_per_file_without_installed_packages(tmp_path):
     for name in (
         "os.py",

@@ -34,7 +34,30 @@ def test_other_code_in_a_process_is_named(name, monkeypatch):
 
 
 def test_processes_that_found_different_checkpoints_are_refused(monkeypatch):
-    told = ["step_00000010", "step_00000020"]
+    told = [("step_00000010", "a"), ("step_00000020", "b")]
     monkeypatch.setattr(instances, "gather", lambda own, patiently: told)
     with pytest.raises(UserError, match="got step_00000020 in instance 1 and step_00000010 in"):
         instances.check_same_checkpoint(Path("run/checkpoints/step_00000020"))
+
+
+def test_processes_with_other_contents_of_one_checkpoint_are_refused(monkeypatch, tmp_path):
+    copies = [tmp_path / name / "step_00000020" for name in ("0", "1", "2")]
+    for folder, weights in zip(copies, ("a", "a", "b")):
+        folder.mkdir(parents=True)
+        (folder / "checkpoint.json").write_text(f"the hash of {weights}")
+    own = [(folder.name, instances._contents_of(folder)) for folder in copies]
+    monkeypatch.setattr(instances, "gather", lambda own, patiently: told)
+    told = own[:2]
+    instances.check_same_checkpoint(copies[0])
+    told = own
+    with pytest.raises(UserError, match="got another step_00000020 in instance 2 than in instance"):
+        instances.check_same_checkpoint(copies[0])
+
+
+def test_processes_that_read_other_data_are_refused(monkeypatch):
+    told = [{"--input_files": "a"}, {"--input_files": "a"}]
+    monkeypatch.setattr(instances, "gather", lambda own, patiently: told)
+    instances.check_same_data(told[0])
+    told[1] = {"--input_files": "b"}
+    with pytest.raises(UserError, match="--input_files: got other data in instance 1 than in"):
+        instances.check_same_data(told[0])

@@ -34,6 +34,7 @@ SIZES3 = {
     "vocabulary_size": ("vocab_size", 262208),
     "sequence_length": ("max_position_embeddings", 131072),
 }
+LOCAL_BASE = "rope_local_base_freq"
 HEAD_SIZE = 256
 SCALAR = 256
 """The number whose root divides scores, where the configuration does not say."""
@@ -101,7 +102,7 @@ def _read3(theirs: TheirConfig) -> Values:
     theirs.expect("sliding_window_pattern", every, tuple(range(1, 65)))
     named = shared.named_kinds(theirs, theirs.get(*SIZES3["layers"]))
     return {
-        **shared.read_by_kind(theirs, SIZES3, (1e6, 1e4), HEAD_SIZE),
+        **shared.read_by_kind(theirs, SIZES3, (1e6, 1e4), HEAD_SIZE, local=LOCAL_BASE),
         **_read(theirs, (None, None)),
         **shared.read_windows(theirs, SIZES3, named or [SLIDING] * (every - 1) + [FULL], True),
     }
@@ -113,7 +114,7 @@ def _write2(model: Model) -> Values:
 
 def _write3(model: Model) -> Values:
     local = model.of_kind(SLIDING).rotary_base
-    return {**shared.write_by_kind(model), **_write(model), "rope_local_base_freq": local}
+    return {**shared.write_by_kind(model), **_write(model), LOCAL_BASE: local}
 
 
 GEMMA2 = Family(

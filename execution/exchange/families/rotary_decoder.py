@@ -147,11 +147,13 @@ def read_by_kind(
     sizes: "dict[str, tuple[str, Any]]",
     bases: "tuple[float, float]",
     head_size: Any = None,
+    local: str | None = None,
 ) -> Values:
     """`read`, where full and sliding layers turn apart: positions are scaled in full ones alone.
 
     Args:
         bases: of full and of sliding layers, where the configuration does not say.
+        local: the older name of the base of sliding layers, in a family that has one.
     """
     scaling, record = (theirs.get(name) or {} for name in ROPE)
     is_by_kind = isinstance(record, dict) and not {*record}.isdisjoint(_KINDS)
@@ -162,10 +164,15 @@ def read_by_kind(
             f"got {ROPE[0]} {shown(scaling)} and {ROPE[1]} {shown(record)}; expected a record, or "
             "one for each kind of layers. Correct it."
         )
+    if local is not None and {*full} - {"rope_type"} and not is_by_kind:
+        theirs.refuse(
+            f"got {ROPE[1]} {shown(record)} for all layers, which transformers passes over in this "
+            f"family; expected a record for each of {' and '.join(_KINDS)}. Write it so."
+        )
     full = {**full, **scaling}
     theirs.expect("rope_type", sliding.get("rope_type", "default"), ("default",))
     base = full.get("rope_theta", theirs.get("rope_theta", bases[0]))
-    own = sliding.get("rope_theta", theirs.get("rope_local_base_freq", bases[1]))
+    own = sliding.get("rope_theta", bases[1] if local is None else theirs.get(local, bases[1]))
     full = {**full, "rope_theta": base}
     flat = {**theirs.values, ROPE[0]: None, ROPE[1]: full}
     found = read(replace(theirs, values=flat), sizes, head_size)

@@ -541,6 +541,10 @@ REFUSED = {
         {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
         "got rope_parameters with several values of full_attention; expected one kind of",
     ),
+    "positions of a Gemma that are not by kinds of layers": (
+        {"model_type": "gemma3_text", "rope_parameters": {"rope_type": "default", "rope_theta": 9}},
+        "for all layers, which transformers passes over in this family; expected a record for each",
+    ),
     "yarn of another form": (
         {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "mscale": 0.7}},
         "got mscale 0.7; expected null, as models have that are known here.",
@@ -610,6 +614,10 @@ FOUND = {
     "dynamic": (
         {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}},
         {"rotary_scaling": "dynamic", "rotary_factor": 2.0, "rotary_original_positions": 16},
+    ),
+    "the base of a Gemma's windows beside an OLMo": (
+        {"model_type": "olmo3", "rope_local_base_freq": 7.0, "rope_parameters": None},
+        {"sliding_rotary_base": None},
     ),
     "no heads of keys and values": ({"num_key_value_heads": ...}, {"key_value": 4}),
     "no size of a head": ({"head_dim": ...}, {"head_size": None}),

@@ -9,9 +9,12 @@ import subprocess
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from helpers.source_tree import left_out
 
+from popxl_gpt.data import example
+from popxl_gpt.data.records import RecordWriter
 from tests import warm
 from tests.integration.runs import run_job
 from tests.metrics_text import metrics_of
@@ -215,3 +218,18 @@ def test_a_checkpoint_that_only_instance_0_sees_is_refused(alone, tmp_path):
         and "on a file system that all machines see" in said
     )
     assert [path.name for rank in "01" for path in (tmp_path / rank).iterdir()] == ["saved"]
+
+
+def test_files_of_one_name_with_other_tokens_in_a_process_are_refused(tmp_path):
+    for rank, seed in (("0", 1), ("1", 2)):
+        (tmp_path / rank).mkdir()
+        with RecordWriter(tmp_path / rank / "train.tfrecord") as writer:
+            for row in np.random.default_rng(seed).integers(0, 100, (64, 9)):
+                for payload in example.encode(row[np.newaxis]):
+                    writer.write(payload)
+    files = "--input_files train.tfrecord --validation_files train.tfrecord"
+    program = f"{warm.python()} {SCRIPT} {' '.join(FLAGS)} --run_folder runs {files}"
+    said = said_by_two(f"env --chdir=${{RANK}} {program}", tmp_path)
+    assert said.count("error: ") == 1
+    assert "error: --input_files: got other data in instance 1 than in instance 0" in said
+    assert not [*tmp_path.glob("*/runs")]
