@@ -118,11 +118,11 @@ class Entry:
     """Leaves `score.json` in the folder: `bits_per_byte`, and the `bytes` that it is of."""
 
     settings: Callable[[Path], Figures] = lambda _: {}
-    """The `size` and `batch` that it trained with, of the folder."""
+    """The `size`, `batch` and `vocabulary` that it trained with, of the folder."""
 
     def run(self, folder: Path, minutes: float) -> Figures:
         """Seconds of training, the score, and the settings."""
-        self.call("prepare", folder)
+        self.call("prepare", folder, minutes)
         seconds = self.call("train", folder, minutes)
         self.call("score", folder)
         score = json.loads((folder / "score.json").read_text())
@@ -153,16 +153,17 @@ class Entry:
 
 
 def chosen(folder: Path) -> Figures:
-    """The size and batch that our entry chose."""
+    """The size and batch that our entry chose, and the vocabulary."""
     config = yaml.safe_load((folder / "run" / "config.yml").read_text())
     model = config["model"]
     size = "x".join(str(model[name]) for name in ("layers", "hidden_size", "heads"))
-    return {"size": size, "batch": config["training"]["global_batch_size"]}
+    batch, vocabulary = config["training"]["global_batch_size"], model["vocabulary_size"]
+    return {"size": size, "batch": batch, "vocabulary": vocabulary}
 
 
 OURS = Entry(
     prepare="{python} data/prepare.py text {folder}/train --validation_files {folder}/held_out "
-    "--output {folder}/tokens --vocabulary_size 4096 --sequence_length 256 --overwrite",
+    "--output {folder}/tokens --minutes {minutes} --sequence_length 256 --overwrite",
     train="{python} demo/pretraining.py --minutes {minutes} --input_files {folder}/tokens "
     "--run_folder {folder} --name run",
     score="{python} demo/evaluate.py --checkpoint {folder}/run --json {folder}/score.json "
@@ -183,14 +184,15 @@ class Baseline:
 
     def run(self, folder: Path, minutes: float) -> Figures:
         """Seconds of training, the score, and the settings."""
-        OURS.call("prepare", folder)
+        OURS.call("prepare", folder, minutes)
         words = f"--text {folder}/tokens --results {folder} --recipes {self.kind} --trials 0"
         flags = [*words.split(), "--start", *self.start.split()]
         bench = time_to_loss.Bench(make_parser(None, time_to_loss.FLAGS).parse_args(flags))
         settings = bench.with_mode(self.kind, bench.tuned(self.kind), minutes)
         figures = bench.run(self.kind, settings, minutes)
         kept = {name: figures[name] for name in ("bits_per_byte", "bytes", "seconds")}
-        return {**kept, "settings": settings}
+        vocabulary = bench.common["vocabulary_size"]
+        return {**kept, "settings": {**settings, "vocabulary": vocabulary}}
 
 
 ENTRIES: "dict[str, Entry | Baseline]" = {

@@ -3,13 +3,14 @@
 It stands apart from what reads and tokenises, so that help and wrong flags are answered at once.
 """
 
+import math
 import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from popxl_gpt.config.bounds import PathText
+from popxl_gpt.config.bounds import PathText, Positive
 from popxl_gpt.config.command_line import parse_options
 from popxl_gpt.config.flags import HELP_FLAGS
 from popxl_gpt.utils.errors import ConfigError
@@ -19,9 +20,26 @@ CHARACTERS, GPT2 = "characters", "gpt2"
 """Tokenizers that are made, or found, in place of a file."""
 
 
-def _cores() -> int:
+SMALLEST, MIDDLE, LARGEST = 512, 2048, 2**15
+"""Tokens of vocabularies that are chosen by time: the least, that of ten minutes of a core, and the
+most.
+"""
+
+
+def cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def vocabulary_for(minutes: float) -> int:
+    """The size of a vocabulary for what a model can learn in so many minutes of this machine's
+    cores, a power of two.
+
+    A head's work for a token grows with it, and what it saves in tokens hardly does. It grows with
+    the cube root of the time, as the layers times the width of a model do.
+    """
+    size = MIDDLE * (minutes * cores() / 10) ** (1 / 3)
+    return int(min(LARGEST, max(SMALLEST, 2 ** round(math.log2(size)))))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +51,13 @@ class Preparation:
     """Folder to make; it appears when it is complete."""
     sequence_length: int = 1024
     """Tokens of a record, but one; a model may have another sequence length."""
+    minutes: Positive | None = None
+    """Minutes that a model will train on the text (demo/pretraining.py --minutes); they choose the
+    size of the tokenizer, unless that is given.
+    """
     vocabulary_size: int | None = None
-    """Tokens of the tokenizer to train; none: 50257 (stdlib: 4096), or as the given tokenizer has.
+    """Tokens of the tokenizer to train; none: by the minutes, or 50257 (stdlib: 4096), or as the
+    given tokenizer has.
     """
     tokenizer: PathText | None = None
     """A tokenizer.json to use instead of training one, or GPT-2's vocab.bpe; characters: a token
@@ -64,7 +87,7 @@ class Preparation:
     """
     shard_bytes: int = 256 * 2**20
     """Start another file after this many bytes."""
-    workers: int = field(default_factory=_cores)
+    workers: int = field(default_factory=cores)
     """Processes that tokenise; they do not change the result."""
     overwrite: bool = False
     """Replace an output folder prepared from something else."""

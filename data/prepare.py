@@ -27,6 +27,7 @@ from popxl_gpt.config.preparing import (
     ToBins,
     Wikipedia,
     parse_preparation,
+    vocabulary_for,
 )
 from popxl_gpt.data.conversations import conversation_source
 from popxl_gpt.data.merges import gpt2_file
@@ -96,10 +97,13 @@ def _settings(options: Preparation) -> Settings:
                 "two. Leave one out."
             )
         share = 0.0
-    is_trained = options.vocabulary_size is None and options.tokenizer is None
+    vocabulary_size = options.vocabulary_size
+    if vocabulary_size is None and options.tokenizer is None:
+        minutes = options.minutes
+        vocabulary_size = options.trained if minutes is None else vocabulary_for(minutes)
     return Settings(
         sequence_length=options.sequence_length,
-        vocabulary_size=options.trained if is_trained else options.vocabulary_size,
+        vocabulary_size=vocabulary_size,
         tokenizer=_tokenizer_file(options.tokenizer),
         characters=options.tokenizer == CHARACTERS,
         eos_token=options.eos_token,

@@ -255,7 +255,7 @@ def five_minutes_table() -> str:
     """The results of the five-minute benchmark, the fewest bits first."""
     lines = [
         "| entry | bits per byte | runs | longest | processor | load after it | size, batch, "
-        "commit |",
+        "vocabulary, commit |",
         "|---|---|---|---|---|---|---|",
     ]
     results = [json.loads(line) for line in FIVE_MINUTES.read_text().splitlines()]
@@ -275,10 +275,16 @@ def five_minutes_table() -> str:
 
 
 def settings_cell(result: "dict[str, Any]") -> str:
-    """Sizes and batches of a result's runs, and the commit; older results have none."""
+    """Sizes, batches and vocabularies of a result's runs, and the commit; older results have none,
+    and a vocabulary of 4,096.
+    """
     if "commit" not in result:
         return "–"
-    used = [f"{s['size']}, {s['batch']}" for s in result["all_settings"] if "size" in s]
+    used = [
+        f"{s['size']}, {s['batch']}, {s.get('vocabulary', 4096)}"
+        for s in result["all_settings"]
+        if "size" in s
+    ]
     return ", ".join([*dict.fromkeys(used), f"`{result['commit']}`"])
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
+from popxl_gpt.config.preparing import vocabulary_for
 from popxl_gpt.config.presets import override
 from popxl_gpt.config.schema import Config
 from popxl_gpt.data.known_text import Text
@@ -30,7 +31,7 @@ from popxl_gpt.execution.planning.training_axes import (
 from popxl_gpt.execution.planning.trial import step_times
 from popxl_gpt.execution.pretraining import pretraining
 from popxl_gpt.utils.errors import ConfigError
-from popxl_gpt.utils.runtime import host_bytes
+from popxl_gpt.utils.runtime import host_bytes, runs_on_gpu
 from popxl_gpt.utils.units import counted, duration, si
 
 TOKENS_PER_PARAMETER = 8
@@ -359,8 +360,8 @@ class _Sizing:
         text = "random tokens, or files without dataset.json"
         if known.text is not None:
             text = (
-                f"{si(known.text.tokens, 'tokens')}, vocabulary {known.text.vocabulary_size}; "
-                f"{self._epochs(config, steps):.2g} epochs"
+                f"{si(known.text.tokens, 'tokens')}, vocabulary {known.text.vocabulary_size}"
+                f"{self._vocabulary_hint(config)}; {self._epochs(config, steps):.2g} epochs"
             )
         return (
             f"machine     {si(known.speed, 'FLOP/s')} of the program itself, in {trials} "
@@ -381,6 +382,17 @@ class _Sizing:
             f"expected    {counted(steps, 'step')}, {si(tokens, 'tokens')}, "
             f"{duration(known.seconds)} with everything",
         )
+
+    def _vocabulary_hint(self, config: Config) -> str:
+        """How to have a vocabulary that fits the time of a CPU, where this one is several times as
+        large.
+        """
+        minutes = self.known.seconds / 60
+        fitting = vocabulary_for(minutes)
+        if config.model.vocabulary_size <= 2 * fitting or runs_on_gpu(config.execution.device):
+            return ""
+        how = f"data/prepare.py --minutes {minutes:.2g}"
+        return f"; with one of {fitting} it would learn more in the time ({how})"
 
     def _why(self, reason: str, *names: str) -> str:
         """A reason, unless settings were given."""

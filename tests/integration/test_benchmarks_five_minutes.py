@@ -83,7 +83,7 @@ def test_another_text_is_refused(tmp_path):
 
 
 def test_an_entry_is_prepared_trained_and_scored_and_its_record_kept(given, tmp_path, monkeypatch):
-    settings = {"size": "2x128x2", "batch": 32}
+    settings = {"size": "2x128x2", "batch": 32, "vocabulary": 2048}
     score = "{'bits_per_byte': 8.0, 'bytes': size}"
     uniform = entry(tmp_path, score, settings=lambda folder: settings)
     assert run(monkeypatch, uniform, [*given, "--record", "--runs", "2"]) == 0
@@ -92,7 +92,7 @@ def test_an_entry_is_prepared_trained_and_scored_and_its_record_kept(given, tmp_
     assert record["all_bits_per_byte"] == [8.0, 8.0] and 0 < record["seconds"] < 300
     assert record["machine"]["cores"] <= five_minutes.CORES
     assert record["all_settings"] == [settings, settings]
-    assert write_tables.settings_cell(record) == f"2x128x2, 32, `{record['commit']}`"
+    assert write_tables.settings_cell(record) == f"2x128x2, 32, 2048, `{record['commit']}`"
 
 
 def test_a_score_of_part_of_the_text_is_refused(given, tmp_path, monkeypatch):
@@ -105,6 +105,8 @@ def test_a_baselines_score_of_part_of_the_text_is_refused(given, monkeypatch):
     found = {"bits_per_byte": 8.0, "seconds": 1.0, "bytes": 5}
 
     class Bench:
+        common = {"vocabulary_size": 2048}
+
         def __init__(self, arguments):
             assert arguments.recipes == ["modern"]
 
@@ -144,7 +146,7 @@ def test_the_settings_of_ours_are_those_of_its_run(tmp_path):
     (tmp_path / "run").mkdir()
     config = preset("tiny", layers=3, hidden_size=32, heads=4, global_batch_size=8)
     (tmp_path / "run" / "config.yml").write_text(to_yaml(config))
-    assert chosen(tmp_path) == {"size": "3x32x4", "batch": 8}
+    assert chosen(tmp_path) == {"size": "3x32x4", "batch": 8, "vocabulary": 128}
 
 
 def test_results_without_settings_stay_valid():

@@ -30,7 +30,9 @@ from tokenizers import Tokenizer
 
 import popxl_gpt.data.preparation
 import popxl_gpt.data.shuffle
+from popxl_gpt.config import preparing
 from popxl_gpt.data import example
+from popxl_gpt.data import prepare as data_prepare
 from popxl_gpt.data.conversations import conversation_source
 from popxl_gpt.data.dataset import TokenDataset
 from popxl_gpt.data.dataset_info import implied_settings
@@ -622,6 +624,32 @@ def test_the_demo_command_prepares_what_the_model_can_train_on(tmp_path, capsys)
     assert "def " in text and '"""' in text and "import" in text
     assert main(["check", str(outputs[0])]) == 0
     assert "all checksums right" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        ("--minutes 1", 1024),
+        ("--minutes 5", 2048),
+        ("--minutes 0.01", 512),
+        ("--minutes 1e9", 32768),
+        ("--minutes 5 --vocabulary_size 300", 300),
+        ("--minutes 5 --tokenizer characters", None),
+        ("", 50257),
+    ],
+)
+def test_minutes_choose_the_size_of_a_tokenizer_that_is_trained(
+    tmp_path, monkeypatch, words, expected
+):
+    asked = []
+    monkeypatch.setattr(preparing, "cores", lambda: 2)
+    monkeypatch.setattr(
+        data_prepare, "prepare", lambda source, output, settings, **_: asked.append(settings)
+    )
+    monkeypatch.setattr(data_prepare, "_show", lambda *_: None)
+    (tmp_path / "a.txt").write_text("some words")
+    assert main(["text", str(tmp_path), *words.split()]) == 0
+    assert [settings.vocabulary_size for settings in asked] == [expected]
 
 
 @pytest.mark.parametrize("kind", ["text", "conversations"])

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from helpers.quick import cases
 
+from popxl_gpt.config import preparing
 from popxl_gpt.config.presets import override, preset
 from popxl_gpt.config.saving import to_yaml
 from popxl_gpt.config.schedules import learning_rate
@@ -383,6 +384,17 @@ def test_data_say_vocabulary_tokenizer_and_what_is_held_out():
     assert config.training.validate_every > 0
     alone = choose(600, text=None).config
     assert alone.model.vocabulary_size == 4096 and alone.training.validate_every == 0
+
+
+@pytest.mark.parametrize(
+    "size, device, is_told",
+    [(4096, "cpu", False), (8192, "cpu", True), (50257, "cpu", True), (50257, "cuda", False)],
+)
+def test_a_vocabulary_that_is_too_large_for_the_time_is_told(monkeypatch, size, device, is_told):
+    monkeypatch.setattr(preparing, "cores", lambda: 2)
+    reasons = " ".join(choose(299, text=Text(10**7, size), device=device).reasons)
+    told = f"vocabulary {size}; with one of 2048 it would learn more in the time"
+    assert (told in reasons) == is_told == ("(data/prepare.py --minutes 5)" in reasons)
 
 
 def test_few_data_are_not_seen_more_often_than_is_of_use():

@@ -107,14 +107,14 @@ KERNEL_SOURCES = Sources(
     "the plain, slower ones are used",
     without=("newton_schulz_tiles", "products"),
 )
-"""Of kernels of float32, and of those of no one type."""
+"""The sources of kernels of float32, and of those of no one type."""
 BFLOAT16_SOURCES = replace(
     KERNEL_SOURCES,
     name="bfloat16_kernels",
     words=("-DBFLOAT16_LIBRARY",),
     without=("adamw", "float_products", "newton_schulz"),
 )
-"""Most programs need none of these, and wait half as long."""
+"""The sources of kernels of bfloat16: most programs need none, and wait half as long."""
 KERNELS = (KERNEL_SOURCES, BFLOAT16_SOURCES)
 
 
