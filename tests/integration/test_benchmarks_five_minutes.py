@@ -127,7 +127,8 @@ def test_a_baselines_score_of_part_of_the_text_is_refused(given, monkeypatch):
     found["bytes"] = 2 * len(TEXT)
     assert run(monkeypatch, baseline, [*given, "--record"]) == 0
     (record,) = map(json.loads, five_minutes.RECORDS.read_text().splitlines())
-    assert record["all_settings"] == [{"size": "2x128x2", "batch": 32, "mode": "eager-float32"}]
+    how = {"size": "2x128x2", "batch": 32, "mode": "eager-float32", "vocabulary": 2048}
+    assert record["all_settings"] == [how]
 
 
 def test_the_load_is_read_after_each_entry(given, tmp_path, monkeypatch, capsys):
