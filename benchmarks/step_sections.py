@@ -56,7 +56,8 @@ OPS = {
     "geglu geglu_grad",
     "bias and residual": "add accumulate_column_sum_ sum_to",
     "embedding": "gather gather_grad accumulate_gather_grad_ scatter_add_rows_",
-    "loss": "logsumexp_and_pick logsumexp_and_pick_grad softcap softcap_grad mean negate sub",
+    "loss": "logsumexp_and_pick logsumexp_and_pick_grad cross_entropy_and_grad softcap softcap_grad"
+    " mean negate sub",
     "optimizer": "adamw_ adamw_where_ sumsquare where accumulate_mean_ isfinite logical_not maximum"
     " div sqrt scale mul add_",
     "copies": "transpose reshape copy cast init identity split concat broadcast_to"

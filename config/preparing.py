@@ -52,8 +52,8 @@ class Preparation:
     sequence_length: int = 1024
     """Tokens of a record, but one; a model may have another sequence length."""
     minutes: Positive | None = None
-    """Minutes that a model will train on the text (demo/pretraining.py --minutes); they choose the
-    size of the tokenizer, unless that is given.
+    """Minutes that a model will train on the text (demo/pretraining.py --minutes); with the cores
+    of this process they choose the size of a tokenizer, unless that or a tokenizer is given.
     """
     vocabulary_size: int | None = None
     """Tokens of the tokenizer to train; none: by the minutes, or 50257 (stdlib: 4096), or as the

@@ -26,6 +26,7 @@ from popxl_gpt.config.preparing import (
     Text,
     ToBins,
     Wikipedia,
+    cores,
     parse_preparation,
     vocabulary_for,
 )
@@ -99,8 +100,13 @@ def _settings(options: Preparation) -> Settings:
         share = 0.0
     vocabulary_size = options.vocabulary_size
     if vocabulary_size is None and options.tokenizer is None:
-        minutes = options.minutes
-        vocabulary_size = options.trained if minutes is None else vocabulary_for(minutes)
+        vocabulary_size = options.trained
+        if options.minutes is not None:
+            vocabulary_size = vocabulary_for(options.minutes)
+            print(
+                f"A vocabulary of {vocabulary_size}, for {options.minutes:g} minutes on "
+                f"{counted(cores(), 'core')} (--vocabulary_size {vocabulary_size} keeps it)."
+            )
     return Settings(
         sequence_length=options.sequence_length,
         vocabulary_size=vocabulary_size,

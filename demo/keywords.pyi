@@ -192,6 +192,7 @@ class GenerateSettings(TypedDict, total=False):
 class PrepareSettings(TypedDict, total=False):
     output: str | Path
     sequence_length: int
+    minutes: float | None
     vocabulary_size: int | None
     tokenizer: str | Path | None
     eos_token: str | None

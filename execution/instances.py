@@ -35,6 +35,9 @@ LIBRARIES = ("torch", "numpy")
 DESCRIPTIONS = ("checkpoint.json", "config.json")
 """The files that say what the weights beside them are."""
 
+SAMPLED = 2**16
+"""Bytes of each end of a file of weights that are compared."""
+
 
 def check_launch() -> None:
     """UserError where the launcher's variables cannot be used."""
@@ -89,13 +92,19 @@ def check_same_checkpoint(folder: Path, flag: str = "--checkpoint") -> None:
 
 def _contents_of(folder: Path) -> str:
     """Names what a folder of weights holds, by the file that describes them, which has hashes of a
-    checkpoint's files, and by sizes; "" where it cannot be read, which is told elsewhere.
+    checkpoint's files, and by the sizes, beginnings and ends of others; "" where it cannot be read,
+    which is told elsewhere.
     """
     facts = hashlib.sha256()
     with suppress(OSError):
         for path in sorted(folder.iterdir()):
             if path.suffix == ".safetensors":
-                facts.update(f"{path.name} {path.stat().st_size}\n".encode())
+                size = path.stat().st_size
+                facts.update(f"{path.name} {size}\n".encode())
+                with open(path, "rb") as file:
+                    for start in (0, max(0, size - SAMPLED)):
+                        file.seek(start)
+                        facts.update(file.read(SAMPLED))
             elif path.name in DESCRIPTIONS:
                 facts.update(path.read_bytes())
         return facts.hexdigest()[:16]

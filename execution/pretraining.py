@@ -61,7 +61,7 @@ def pretraining(config: Config) -> addons.TaskSession:
     `learning_rate`, its outputs `loss` (per run of the head) and `gradient_norm`; see
     `execution.host.run_steps`.
     """
-    expect_session(config.execution.device)
+    expect_session(config.execution.device, config.model.precision)
     with fresh_weights(config) as weights:
         ir, streams, state = training_program(config)
         device = session_device(config.execution.device)

@@ -211,14 +211,14 @@ def host_bytes() -> "tuple[int, int, str]":
     return found.total, found.available, found.limited_by
 
 
-def expect_session(device: str) -> None:
+def expect_session(device: str, precision: str) -> None:
     """Let a processor's kernels be compiled while a program is built that will run.
 
     Args:
-        device: the configuration's, which `session_device` checks.
+        device, precision: the configuration's; `session_device` checks the device.
     """
     if not device.startswith("cuda"):
-        extensions.expect_session()
+        extensions.expect_session(bfloat16=precision == "bfloat16")
 
 
 def session_device(name: str) -> str:

@@ -26,7 +26,8 @@ class RunMemory:
     """
 
     def __init__(self, config: Config, planned: ProcessMemory | None):
-        expect_session(config.execution.device)  # before PyTorch is loaded, which is long
+        device, precision = config.execution.device, config.model.precision
+        expect_session(device, precision)  # before PyTorch is loaded, which is long
         self._config, self._plan = config, planned
         self.itself, self._begin = own_bytes(planned is not None), time.monotonic()
         """`itself`: bytes of the process beside the state, as `own_bytes` tells."""

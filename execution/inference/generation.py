@@ -63,7 +63,7 @@ class CachedPass(ForwardGraphs):
 
 def cached_session(config: Config, sizes: CacheSizes) -> addons.TaskSession:
     """The session of such a program. Weights are zeros until they are written."""
-    expect_session(config.execution.device)
+    expect_session(config.execution.device, config.model.precision)
     ir = make_ir(config)
     vocabulary = config.model.vocabulary_size
     with ir.main_graph:

@@ -157,8 +157,8 @@ class Backend(Protocol):
 class Kernels(Protocol):
     """What takes long and can be made before the engine is loaded."""
 
-    def begin(self) -> None:
-        """Begin to make it, in the background."""
+    def begin(self, bfloat16: bool = False) -> None:
+        """Begin to make it, in the background; for bfloat16, too, where that is asked for."""
 
 
 def backend() -> Backend:

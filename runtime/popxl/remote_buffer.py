@@ -76,7 +76,8 @@ class RemoteBuffer(Unpicklable):
         if num_shards == 1:
             fits, expected = t.shape == self._shape, list(self._shape)
         else:
-            fits, expected = self._meta_shape in (t.shape, t.meta_shape), list(self._meta_shape)
+            whole = self._meta_shape or self._shape
+            fits, expected = whole in (t.shape, t.meta_shape), list(whole)
         if not fits or t.dtype is not self._dtype:
             what = "" if num_shards == 1 else ", or a shard of it"
             raise ValueError(

@@ -11,6 +11,7 @@ import popdist
 from popart import DeviceInfo, InferenceSession
 
 from popxl.backend import backend, kernels
+from popxl.dtypes import bfloat16
 from popxl.hints import report_hints
 from popxl.ir import Ir, IrInternals
 from popxl.session_checks import (
@@ -38,7 +39,7 @@ d2hStreamBufferMaps = Mapping[DeviceToHostStream, np.ndarray]
 Entered = TypeVar("Entered", bound="Session")
 
 
-def expect_session(device_desc: str | DeviceInfo = "cpu") -> None:
+def expect_session(device_desc: str | DeviceInfo = "cpu", bfloat16: bool = False) -> None:
     """Say that a Session will be made, and let what takes long beside its program be made in the
     background.
 
@@ -49,11 +50,13 @@ def expect_session(device_desc: str | DeviceInfo = "cpu") -> None:
 
     Args:
         device_desc: as a Session takes it.
+        bfloat16: whether the program computes in bfloat16, whose kernels are a library of their
+            own. A Session looks at its variables for it.
     Raises:
         ValueError: an unknown device_desc.
     """
     if not engine_device(device_desc).startswith("cuda"):
-        kernels().begin()
+        kernels().begin(bfloat16)
 
 
 class Session(Unpicklable):
@@ -101,8 +104,8 @@ class Session(Unpicklable):
                 "Session: got a program without ops in its main graph; expected at least "
                 "one. Build it first."
             )
-        expect_session(device_desc)
         self._ir, self._lock = ir, ir._session_lock
+        expect_session(device_desc, any(v.dtype is bfloat16 for v in self._variables()))
         with self._lock("Session"):
             self._prepare(device_desc, weights_to_host_on_exit)
 

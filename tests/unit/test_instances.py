@@ -40,11 +40,13 @@ def test_processes_that_found_different_checkpoints_are_refused(monkeypatch):
         instances.check_same_checkpoint(Path("run/checkpoints/step_00000020"))
 
 
-def test_processes_with_other_contents_of_one_checkpoint_are_refused(monkeypatch, tmp_path):
-    copies = [tmp_path / name / "step_00000020" for name in ("0", "1", "2")]
+@pytest.mark.parametrize("name", ["checkpoint.json", "model.safetensors"])
+def test_processes_with_other_contents_of_one_checkpoint_are_refused(monkeypatch, tmp_path, name):
+    copies = [tmp_path / copy / "step_00000020" for copy in ("0", "1", "2")]
     for folder, weights in zip(copies, ("a", "a", "b")):
         folder.mkdir(parents=True)
-        (folder / "checkpoint.json").write_text(f"the hash of {weights}")
+        (folder / "config.json").write_text("{}")
+        (folder / name).write_text(f"{'as long ' * 20_000}{weights}")
     own = [(folder.name, instances._contents_of(folder)) for folder in copies]
     monkeypatch.setattr(instances, "gather", lambda own, patiently: told)
     told = own[:2]

@@ -62,13 +62,13 @@ def test_precision_names_a_data_type():
 
 def test_sessions_on_processors_are_expected(monkeypatch):
     expected = []
-    monkeypatch.setattr(
-        runtime, "extensions", SimpleNamespace(expect_session=lambda: expected.append("one"))
-    )
-    runtime.expect_session("cuda:1")
+    extensions = SimpleNamespace(expect_session=lambda bfloat16: expected.append(bfloat16))
+    monkeypatch.setattr(runtime, "extensions", extensions)
+    runtime.expect_session("cuda:1", "float32")
     assert not expected
-    runtime.expect_session("auto")
-    assert expected == ["one"]
+    runtime.expect_session("auto", "float32")
+    runtime.expect_session("cpu", "bfloat16")
+    assert expected == [False, True]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

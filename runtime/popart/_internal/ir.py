@@ -7,8 +7,6 @@ __all__ = ["op"]
 SPECIAL = {
     "BatchNormOp": "BatchNormalization",
     "GroupNormOp": "GroupNormalization",
-    "IfOp": "If",
-    "LoopOp": "Loop",
     "NegateOp": "Neg",
     "OnehotOp": "OneHot",
     "SubtractOp": "Sub",

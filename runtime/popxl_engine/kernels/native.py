@@ -145,8 +145,7 @@ def newton_schulz(
     """Matrix by matrix, in its own type."""
     t, (rows, columns) = t.contiguous(), t.shape[-2:]
     is_small = 0 < min(rows, columns) <= LARGEST.get(t.dtype, 0) and t.numel() > 0
-    multiplies = t.dtype != torch.bfloat16 or native.has_tiles()
-    if not is_small or not native.takes(t) or not multiplies:
+    if not is_small or not native.takes(t) or t.dtype == torch.bfloat16 and not native.has_tiles():
         result: torch.Tensor = KERNELS["newton_schulz"](t, coefficients, steps, eps)
         return result
     y = torch.empty_like(t)
@@ -259,8 +258,8 @@ def cross_entropy_and_grad(
         parts = []
         for rows in row_chunks(logits):
             of_rows, wide = [t[rows] for t in numbers], logits[rows].float()
-            *losses, gradient = cross_entropy_and_grad(*of_rows, wide, indices[rows], cap)
-            parts.append(losses)
+            *of_loss, gradient = cross_entropy_and_grad(*of_rows, wide, indices[rows], cap, wide)
+            parts.append(of_loss)
             result[rows] = gradient
         total, picked = map(torch.cat, zip(*parts))
         return total, picked, result

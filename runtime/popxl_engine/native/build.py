@@ -43,11 +43,11 @@ SHIPPED = FOLDER / "compiled"
 LEVELS = tuple(each for each in SETS if each.instructions)
 """The instruction sets for which a wheel has kernels."""
 # Without contraction an element's bits do not depend on its place in a vector or on the vector's
-# width, nor, on CPUs with FMA, on the CPU. Kernels need two parts of -O3, which takes half as long
-# again to compile: loops over registers are unrolled, and those of any length are in vectors. Clang
-# has both at -O2, and ignores the flags.
+# width, nor, on CPUs with FMA, on the CPU. Kernels need two things of -O3, which takes half as long
+# again to compile: loops over registers are unrolled, and those of any length are in vectors, for
+# which GCC before 12 needs a flag more. Clang has both at -O2, and ignores the flags.
 FLAGS = (
-    *("-O2", "-fpeel-loops", "-fvect-cost-model"),
+    *("-O2", "-fpeel-loops", "-ftree-vectorize", "-fvect-cost-model"),
     *("-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fPIC"),
 )
 THIS_CPU = "-march=native"
@@ -136,23 +136,32 @@ def allocator() -> Sources | None:
 # A program's side
 
 
-@functools.cache
-def begin() -> None:
+def begin(bfloat16: bool = False) -> None:
     """Start to make the libraries that every program needs in the background, where they lack and
     can be made.
+
+    Args:
+        bfloat16: make that of bfloat16's kernels, too.
     """
-    compiler = find_compiler()
-    if _is_off() or compiler is None:
+    if _is_off():
         return
-    kernels = KERNEL_SOURCES if shipped(KERNEL_SOURCES) is None else None
-    for sources in filter(None, (allocator(), kernels)):  # the short one first
-        with contextlib.suppress(OSError):  # who needs the library says so
-            path = _path(sources, compiler)
-            if not is_there(path):
-                process = _maker(path, sources, compiler, subprocess.DEVNULL)
-                _in_background[sources.name] = process
-                for end in (process.wait, process.terminate):  # the last one comes first
-                    atexit.register(end)
+    for sources in (allocator(), KERNEL_SOURCES, BFLOAT16_SOURCES):  # the short one first
+        if sources is not None and (bfloat16 or sources is not BFLOAT16_SOURCES):
+            _begin(sources)
+
+
+@functools.cache
+def _begin(sources: Sources) -> None:
+    compiler = find_compiler()
+    if compiler is None or sources in KERNELS and shipped(sources) is not None:
+        return
+    with contextlib.suppress(OSError):  # who needs the library says so
+        path = _path(sources, compiler)
+        if not is_there(path):
+            process = _maker(path, sources, compiler, subprocess.DEVNULL)
+            _in_background[sources.name] = process
+            for end in (process.wait, process.terminate):  # the last one comes first
+                atexit.register(end)
 
 
 def is_being_made(sources: Sources) -> bool:

@@ -203,7 +203,9 @@ def adds_product(total: torch.Tensor, lhs: torch.Tensor, rhs: torch.Tensor) -> b
 
 def has_tiles() -> bool:
     """Whether the library multiplies with tiles, and the system lets this process use them."""
-    return hasattr(library(torch.bfloat16), REFUSES_TILES) and not _are_tiles_refused()
+    may_have = instruction_sets.multiplies_bfloat16()  # else nobody waits for the library
+    has = may_have and hasattr(library(torch.bfloat16), REFUSES_TILES)
+    return has and not _are_tiles_refused()
 
 
 @functools.cache

@@ -13,7 +13,8 @@ def fuse_cross_entropy(block: Block) -> Block:
     """A loss is made together with its gradient with respect to the logits, where its own gradient
     does not depend on it: a row is in the cache then, and each exponential is taken once.
 
-    What reads the loss before the gradient is made reads it after that.
+    What reads the loss before the gradient is made reads it after that. Nothing may write in
+    between, and these readers may do nothing but make their results.
     """
     rewriter = Rewriter(block)
     end = 0

@@ -40,7 +40,7 @@ def test_a_set_that_the_cpu_does_not_play_is_refused_in_words(
 ) -> None:
     on(monkeypatch, machine, has, name)
     with pytest.raises(EnvironmentVariableError, match=rf"^{VARIABLE}: .*{problem}"):
-        build.begin.__wrapped__()
+        build._begin.__wrapped__(build.KERNEL_SOURCES)
 
 
 def test_of_a_named_set_other_instructions_are_used_nowhere(

@@ -423,8 +423,8 @@ def test_a_session_begins_to_compile_and_a_program_that_is_only_built_does_not(
 def test_a_session_on_a_gpu_needs_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     import popxl.extensions
 
-    begun: list[None] = []
-    monkeypatch.setattr(build, "begin", lambda: begun.append(None))
+    begun: list[bool] = []
+    monkeypatch.setattr(build, "begin", begun.append)
     for name in ("cuda", "cuda:1"):
         popxl.extensions.expect_session(name)
     monkeypatch.setenv("POPXL_DEVICE", "cuda")
@@ -432,7 +432,8 @@ def test_a_session_on_a_gpu_needs_no_compiler(monkeypatch: pytest.MonkeyPatch) -
     assert not begun
     monkeypatch.delenv("POPXL_DEVICE")
     popxl.extensions.expect_session("ipu_hw")
-    assert begun
+    popxl.extensions.expect_session("cpu", bfloat16=True)
+    assert begun == [False, True]
 
 
 @pytest.mark.slow

@@ -163,7 +163,7 @@ def test_kernels_that_the_wheel_has_brought_are_not_compiled(
     monkeypatch.setattr(build, "is_there", lambda path: begun.append(path.name) or True)
     asked: list[str] = []
     monkeypatch.setattr(build, "_version", lambda *compiler: asked.extend(compiler) or b"")
-    build.begin.__wrapped__()
+    build._begin.__wrapped__(build.KERNEL_SOURCES)
     assert any(name.startswith("kernels") for name in begun) != is_there
     assert bool(asked) != is_there
     monkeypatch.setenv("POPXL_NATIVE", "0")
