@@ -314,8 +314,9 @@ def test_a_session_is_expected_before_its_program_is_built(monkeypatch):
         events.append("program")
         raise InterruptedError
 
-    monkeypatch.setattr("popxl_gpt.execution.pretraining.expect_session", events.append)
+    expected = "popxl_gpt.execution.pretraining.expect_session"
+    monkeypatch.setattr(expected, lambda *of: events.append(of))
     monkeypatch.setattr("popxl_gpt.execution.pretraining.training_program", build)
     with pytest.raises(InterruptedError):
         pretraining(override(TRAINED, device="cpu"))
-    assert events == ["cpu", "program"]
+    assert events == [("cpu", TRAINED.model.precision), "program"]
