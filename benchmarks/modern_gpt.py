@@ -234,6 +234,11 @@ def orthogonal(
     return x
 
 
+def wide(matrix: Tensor) -> Tensor:
+    """A matrix, turned where it has more rows than columns."""
+    return matrix.mT if matrix.shape[0] > matrix.shape[1] else matrix
+
+
 class Muon:
     """Updates matrices by their momentum, made orthogonal; those of one shape together.
 
@@ -248,24 +253,26 @@ class Muon:
             rows, columns = p.shape[0] // pieces, p.shape[1]
             shape = min(rows, columns), max(rows, columns)
             self.groups.setdefault(shape, []).append((p, pieces))
-        self.momenta = [torch.zeros_like(p) for p, _ in matrices]
-        self._momentum_of = {id(p): m for (p, _), m in zip(matrices, self.momenta)}
+        self.momenta: dict[tuple[int, int], Tensor] = {}
+        """Of the matrices of each shape, [n, *shape]."""
 
     @torch.no_grad()
     def step(self, rate: float, weight_decay: float) -> None:
         """Update each matrix from its `.grad`."""
-        for group in self.groups.values():
-            ahead = []
-            for p, pieces in group:
-                m = self._momentum_of[id(p)].lerp_(p.grad, 1 - self.momentum)
-                u = p.grad.lerp(m, self.momentum).to(self.dtype)
-                ahead += [u.mT if u.shape[0] > u.shape[1] else u for u in u.chunk(pieces)]
-            updates = iter(self.orthogonal(torch.stack(ahead)).float())
+        for shape, group in self.groups.items():
+            gradients = [wide(part) for p, pieces in group for part in p.grad.chunk(pieces)]
+            updates = iter(self.directions(shape, torch.stack(gradients)))
             for p, pieces in group:
                 for part in p.chunk(pieces):
                     u = next(updates)
                     u = u.mT if part.shape[0] > part.shape[1] else u
                     self.update(part, u, rate, weight_decay)
+
+    def directions(self, shape: tuple[int, int], gradients: Tensor) -> Tensor:
+        """The updates of the matrices of a shape before their rate: float32, [n, *shape]."""
+        m = self.momenta.setdefault(shape, torch.zeros_like(gradients))
+        m.lerp_(gradients, 1 - self.momentum)
+        return self.orthogonal(gradients.lerp(m, self.momentum).to(self.dtype)).float()
 
     def orthogonal(self, matrices: Tensor) -> Tensor:
         """The updates of momenta of one shape."""

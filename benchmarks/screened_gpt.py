@@ -3,9 +3,11 @@
 Sources: Amsel et al. 2025, "The Polar Express", arXiv:2505.16932; Li et al. 2025, "NorMuon",
 arXiv:2510.05491; Jordan et al. 2024, "modded-nanogpt"; Karpathy 2025, "nanochat"; Qiu et al. 2025,
 "Gated Attention for Large Language Models", arXiv:2505.06708; Chen et al. 2025, "Cautious Weight
-Decay", arXiv:2510.12402.
+Decay", arXiv:2510.12402; Vyas et al. 2024, "SOAP", arXiv:2409.11321; Gloeckle et al. 2024, "Better
+& Faster Large Language Models via Multi-token Prediction", arXiv:2404.19737.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +22,16 @@ CAUTIOUS = 0.1
 """Weight decay, times the rate, where update and weight agree in sign."""
 FEATURES = 12
 """Of a token, from which gates are made."""
+EARLY = 1 / 3
+"""Share of a run within which short sequences, small batches and predictions of the second next
+token are tried.
+"""
+SECOND = 0.5
+"""Weight of the second next token's loss beside the next one's, at first."""
+BETA, EPSILON, REFRESH = 0.95, 1e-8, 10
+"""SOAP's moments keep so much of themselves in a step; what is added to the root of the second
+ones; and in how many steps it finds eigenvectors once.
+"""
 POLAR = (
     (8.156554524902461, -22.48329292557795, 15.878769915207462),
     (4.042929935166739, -2.808917465908714, 0.5000178451051316),
@@ -82,6 +94,20 @@ class ScreenedGPT(ModernGPT):
             self.blocks[0].back_out = nn.Parameter(torch.tensor(0.2))
         if "smear" in techniques:
             self.blocks[0].smear = nn.Parameter(torch.zeros(1 + FEATURES))
+        self.register_buffer("second_weight", torch.tensor(SECOND), persistent=False)
+
+    def begin_step(self, share: float) -> None:
+        """Be told that such a share of the run's steps is over."""
+        self.second_weight.fill_(SECOND * max(0.0, 1 - share / EARLY))
+
+    def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
+        """Mean cross entropy, with what a technique adds: ids and labels [B, S] -> []."""
+        if "multi_token" not in self.techniques:
+            return super().forward(ids, labels)
+        logits = self.logits(ids)
+        first = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        second = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+        return first + self.second_weight * second
 
     def embedded(self, ids: Tensor) -> Tensor:
         """What the first block gets."""
@@ -142,6 +168,51 @@ class ScreenedMuon(modern_gpt.Muon):
         return even * (u.norm() / even.norm().clamp(min=1e-12))  # fresh projections pass nothing on
 
 
+class Eigenbasis:
+    """Adam in the eigenvectors of the mean products of gradients' rows and of their columns.
+
+    Args:
+        gradients: some of those to come, [n, rows, columns], for their shape.
+    """
+
+    def __init__(self, gradients: Tensor):
+        count, *sides = gradients.shape
+        self.steps = 0
+        self.first, self.second = torch.zeros_like(gradients), torch.zeros_like(gradients)
+        self.products = [gradients.new_zeros(count, side, side) for side in sides]
+        self.vectors = list(self.products)
+
+    def direction(self, gradients: Tensor) -> Tensor:
+        """Adam's updates of the matrices, before their rate, [n, rows, columns]."""
+        for product, g in zip(self.products, (gradients, gradients.mT)):
+            product.lerp_(g @ g.mT, 1 - BETA)
+        if self.steps % REFRESH == 0:
+            self.vectors = [torch.linalg.eigh(product)[1] for product in self.products]
+        self.steps += 1
+        rows, columns = self.vectors
+        self.first.lerp_(gradients, 1 - BETA)
+        self.second.lerp_((rows.mT @ gradients @ columns).square(), 1 - BETA)
+        known = 1 - BETA**self.steps
+        u = rows.mT @ (self.first / known) @ columns
+        return rows @ (u / ((self.second / known).sqrt() + EPSILON)) @ columns.mT
+
+
+class Soap(ScreenedMuon):
+    """SOAP in Muon's place. Its updates are as long as Muon's, so it takes the same rate."""
+
+    def __init__(self, *arguments: Any):
+        super().__init__(*arguments)
+        self.bases: dict[tuple[int, int], Eigenbasis] = {}
+
+    def directions(self, shape: tuple[int, int], gradients: Tensor) -> Tensor:
+        """The updates of the matrices of a shape."""
+        if shape not in self.bases:
+            self.bases[shape] = Eigenbasis(gradients)
+        found = self.bases[shape].direction(gradients)
+        length = found.norm(dim=(1, 2), keepdim=True).clamp(min=1e-12)
+        return found * (math.sqrt(shape[0]) / length)  # zero gradients move nothing
+
+
 def trainer_of(
     technique: str, seed: int, model: ModernModel, *, compiled: bool = True
 ) -> ModernTrainer:
@@ -153,7 +224,8 @@ def trainer_of(
     gpt.load_state_dict(plain.state_dict(), strict=False)
     made = ModernTrainer(gpt, ModernTraining(), compiled=compiled)
     old = made.muon
-    made.muon = ScreenedMuon(
+    optimizer = Soap if "soap" in techniques else ScreenedMuon
+    made.muon = optimizer(
         techniques, [each for g in old.groups.values() for each in g], old.momentum, old.dtype
     )
     return made

@@ -5,8 +5,9 @@ of them, after as many tokens, from the same weights and in the same order.
     python benchmarks/screening.py polar_express normuon --seeds 2 --tokens 500000
 
 A line a technique: bits per byte of the held-out text less those of the recipe without it, the mean
-over seeds and its 90 % interval (Student's t), and what a step takes beside one without it;
-all take turns, seed by seed. Negative is better. Processes share the seeds, one thread each.
+over seeds and its 90 % interval (Student's t), and what a batch takes beside one without it;
+all take turns, seed by seed. Negative is better. All compute in float32; processes share the seeds,
+one thread each.
 """
 
 import json
@@ -50,10 +51,16 @@ SCHEDULE = {"schedule": "wsd", "warmup": 0.0, "decay": 0.5, "lowest": 0.0}
 NONE = "none"
 TECHNIQUES = (
     "polar_express", "normuon", "momentum_warmup", "cautious_decay", "residual_scales", "back_out",
-    "smear", "attention_gates", "value_gates",
+    "smear", "attention_gates", "value_gates", "soap", "multi_token", "short_sequences_first",
+    "small_batches_first",
 )  # fmt: skip
 STUDENT = {2: 6.314, 3: 2.920, 4: 2.353, 5: 2.132, 6: 2.015, 8: 1.895, 10: 1.833}
 """Of so many seeds, the 95 % quantile of Student's t."""
+
+
+def vocabulary_of(text: Path) -> int:
+    """Tokens that a prepared text has."""
+    return int(json.loads((text / "dataset.json").read_text())["vocabulary_size"])
 
 
 def steps_of(tokens: int) -> int:
@@ -61,29 +68,50 @@ def steps_of(tokens: int) -> int:
     return max(1, tokens // (SEQUENCES * SIZES["sequence_length"]))
 
 
+def divided(technique: str, is_early: bool, batch: np.ndarray) -> list[np.ndarray]:
+    """The batches that optimizer steps have in place of one, int [SEQUENCES, S] each."""
+    if is_early and technique == "short_sequences_first":
+        return [batch.reshape(-1, batch.shape[1] // 2)]
+    if is_early and technique == "small_batches_first":
+        return np.split(batch, 2)
+    return [batch]
+
+
+def seconds_of(early: Sequence[float], late: Sequence[float]) -> float:
+    """What a batch takes on average: the median's early ones do, and the median's late ones."""
+    parts = [part for part in (early, late) if part]
+    whole = sum(len(part) * statistics.median(part) for part in parts)
+    return whole / sum(map(len, parts))
+
+
 def run(technique: str, seed: int, text: Path, tokens: int) -> Figures:
-    """Bits per byte of a technique's run, and what its median step took."""
+    """Bits per byte of a technique's run, and what a batch took."""
     import torch  # not at the top: `--help` is answered at once
 
     from benchmarks.modern_gpt import ModernModel
-    from benchmarks.screened_gpt import trainer_of
+    from benchmarks.screened_gpt import EARLY, trainer_of
     from benchmarks.timed_plain import losses_by, tensors
 
     torch.set_num_threads(1)
-    model = ModernModel(**SIZES, vocabulary_size=4096)
+    length, vocabulary = SIZES["sequence_length"], vocabulary_of(text)
+    model = ModernModel(**SIZES, vocabulary_size=vocabulary, dtype=torch.float32)
     made, steps, seconds = trainer_of(technique, seed, model), steps_of(tokens), list[float]()
-    length, vocabulary = model.sequence_length, model.vocabulary_size
     data = TokenDataset(str(text / "train-*.tfrecord"), length, vocabulary)
-    loader = BatchLoader(data, SEQUENCES, seed=seed)
+    loader, early = BatchLoader(data, SEQUENCES, seed=seed), round(EARLY * steps)
     for step in range(steps):
-        batch, begin = tensors(loader.batch(step)), time.perf_counter()
-        made.step(*batch, factor_at(SCHEDULE, step / steps))
+        batch, begin = loader.batch(step), time.perf_counter()
+        made.gpt.begin_step(step / steps)
+        parts = [divided(technique, step < early, part) for part in batch]
+        for part in zip(*parts):
+            factor = factor_at(SCHEDULE, step / steps) * math.sqrt(part[0].size / batch[0].size)
+            made.step(*tensors(part), factor)
         seconds.append(time.perf_counter() - begin)
     held_out = TokenDataset(str(text / "validation-*.tfrecord"), length, vocabulary, stride=length)
     sizes = token_bytes(Tokenizer.from_file(str(text / "tokenizer.json")))
     with torch.no_grad():
         found, _ = bits_per_byte(held_out, sizes, losses_by(made.gpt))
-    return {"technique": technique, "seed": seed, "bits": found, "step": statistics.median(seconds)}
+    step = seconds_of(seconds[:early], seconds[early:])
+    return {"technique": technique, "seed": seed, "bits": found, "step": step}
 
 
 def interval(differences: Sequence[float]) -> tuple[float, float, float]:
@@ -100,7 +128,7 @@ FLAGS: Flags = {
     "--seeds": flag(5, "of each"),
     "--tokens": flag(1_450_000, "that a run sees"),
     "--processes": flag(2, "that share the runs"),
-    "--text": flag(TEXT, "what data/prepare.py made, of 4,096 tokens", type=Path),
+    "--text": flag(TEXT, "what data/prepare.py made", type=Path),
 }
 
 
@@ -130,7 +158,7 @@ def main() -> int:
         mean, low, high = interval([own["bits"] - none["bits"] for own, none in pairs])
         time_share = statistics.median(own["step"] / none["step"] for own, none in pairs)
         rows.append([name, f"{mean:+.4f}", f"{low:+.4f} to {high:+.4f}", f"{time_share:.2f}"])
-    print(table(["technique", "bits per byte", "90 % interval", "step"], rows))
+    print(table(["technique", "bits per byte", "90 % interval", "time"], rows))
     return ended("screening", arguments, met=None, runs=runs)
 
 

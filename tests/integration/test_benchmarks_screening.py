@@ -73,6 +73,61 @@ def test_rows_are_made_even_without_a_change_of_length():
     np.testing.assert_allclose(even.norm(dim=1), u.norm() / 8**0.5, rtol=1e-4)
 
 
+def test_soap_moves_along_the_polar_factor_of_a_gradient_that_stays_the_same():
+    torch.manual_seed(1)
+    gradients = torch.randn(3, 8, 12, dtype=torch.float64)  # its null space has no more than 1e-16
+    muon = screened_gpt.Soap(frozenset(), [], 0.95, torch.float32)
+    first, _, last = torch.linalg.svd(gradients, full_matrices=False)
+    for _ in range(screened_gpt.REFRESH + 2):
+        found = muon.directions((8, 12), gradients)
+        torch.testing.assert_close(found, first @ last, rtol=1e-5, atol=1e-5)
+
+
+def test_soap_is_adam_where_rows_and_columns_are_their_own_eigenvectors():
+    """Gradients with one element a row and a column have diagonal products, whose eigenvectors only
+    put them in another order.
+    """
+    torch.manual_seed(1)
+    weight, places = torch.nn.Parameter(torch.zeros(4, 4)), torch.randperm(4)
+    adam = torch.optim.Adam([weight], lr=1.0, betas=(screened_gpt.BETA,) * 2)
+    basis, scales = screened_gpt.Eigenbasis(torch.zeros(1, 4, 4)), torch.tensor([1.0, 2, 4, 8])
+    for _ in range(screened_gpt.REFRESH):  # within which the first eigenvectors stay
+        before, gradients = weight.detach().clone(), torch.zeros(4, 4)
+        gradients[torch.arange(4), places] = scales * torch.randn(4)
+        weight.grad = gradients
+        adam.step()
+        torch.testing.assert_close(-basis.direction(gradients[None])[0], weight.data - before)
+
+
+def test_two_tokens_are_predicted_early_on_and_one_later():
+    gpt, labels = model_of("multi_token"), IDS.roll(-1, 1)
+    nats = -torch.log_softmax(gpt.expected, -1)
+    first = nats.gather(2, labels[..., None]).mean()
+    second = nats[:, :-1].gather(2, labels[:, 1:, None]).mean()
+    for share, weight in ((0.0, 0.5), (1 / 6, 0.25), (1 / 3, 0.0), (0.9, 0.0)):
+        gpt.begin_step(share)
+        with torch.no_grad():
+            torch.testing.assert_close(gpt(IDS, labels), first + weight * second)
+
+
+@pytest.mark.parametrize(
+    "technique, shapes",
+    [("short_sequences_first", [(8, 8)]), ("small_batches_first", [(2, 16)] * 2)],
+)
+def test_an_early_batch_is_divided_without_a_change_of_its_tokens(technique, shapes):
+    batch = np.arange(64).reshape(4, 16)
+    (late,) = screening.divided(technique, False, batch)
+    assert late is batch
+    early = screening.divided(technique, True, batch)
+    assert [part.shape for part in early] == shapes
+    np.testing.assert_array_equal(np.concatenate([part.ravel() for part in early]), batch.ravel())
+
+
+def test_a_batchs_seconds_are_the_medians_of_both_parts_of_a_run():
+    assert screening.seconds_of([2.0, 2.0, 9.0], [1.0] * 6) == pytest.approx(12 / 9)
+    assert screening.seconds_of([], [3.0]) == 3.0
+
+
 @pytest.mark.parametrize("technique", [screening.NONE, *screening.TECHNIQUES])
 def test_a_technique_learns_from_the_first_step_on(technique):
     trainer = screened_gpt.trainer_of(technique, 0, MODEL, compiled=False)
