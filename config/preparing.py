@@ -4,11 +4,12 @@ It stands apart from what reads and tokenises, so that help and wrong flags are 
 """
 
 import math
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple
+
+from poprun.cores import usable_cores
 
 from popxl_gpt.config.bounds import PathText, Positive
 from popxl_gpt.config.command_line import parse_options
@@ -26,11 +27,6 @@ most.
 """
 
 
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def vocabulary_for(minutes: float) -> int:
     """The size of a vocabulary for what a model can learn in so many minutes of this machine's
     cores, a power of two.
@@ -38,7 +34,7 @@ def vocabulary_for(minutes: float) -> int:
     A head's work for a token grows with it, and what it saves in tokens hardly does. It grows with
     the cube root of the time, as the layers times the width of a model do.
     """
-    size = MIDDLE * (minutes * cores() / 10) ** (1 / 3)
+    size = MIDDLE * (minutes * usable_cores() / 10) ** (1 / 3)
     return int(min(LARGEST, max(SMALLEST, 2 ** round(math.log2(size)))))
 
 
@@ -87,7 +83,7 @@ class Preparation:
     """
     shard_bytes: int = 256 * 2**20
     """Start another file after this many bytes."""
-    workers: int = field(default_factory=cores)
+    workers: int = field(default_factory=usable_cores)
     """Processes that tokenise; they do not change the result."""
     overwrite: bool = False
     """Replace an output folder prepared from something else."""

@@ -14,6 +14,8 @@ if __name__ == "__main__":
 
     start("popxl_gpt.data.prepare", parse_preparation)
 
+from poprun.cores import usable_cores
+
 from popxl_gpt.config.preparing import (
     CHARACTERS,
     GPT2,
@@ -26,7 +28,6 @@ from popxl_gpt.config.preparing import (
     Text,
     ToBins,
     Wikipedia,
-    cores,
     parse_preparation,
     vocabulary_for,
 )
@@ -105,7 +106,7 @@ def _settings(options: Preparation) -> Settings:
             vocabulary_size = vocabulary_for(options.minutes)
             print(
                 f"A vocabulary of {vocabulary_size}, for {options.minutes:g} minutes on "
-                f"{counted(cores(), 'core')} (--vocabulary_size {vocabulary_size} keeps it)."
+                f"{counted(usable_cores(), 'core')} (--vocabulary_size {vocabulary_size} keeps it)."
             )
     return Settings(
         sequence_length=options.sequence_length,

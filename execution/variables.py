@@ -5,7 +5,6 @@ seeds. Gradients have variables too, named alike, so that the host can read them
 """
 
 import math
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -16,6 +15,7 @@ import numpy as np
 import popdist
 import popxl
 import popxl_addons as addons
+from poprun.cores import usable_cores
 from popxl.tensor import Variable
 from popxl_addons.named_tensors import NamedTensors
 from popxl_addons.remote import NamedRemoteBuffers
@@ -147,7 +147,7 @@ def fresh_weights(config: Config) -> "Iterator[Iterator[tuple[str, np.ndarray]]]
         (4 * math.prod(parameter.shape), partial(parameter.initial, name, config.training.seed))
         for name, parameter in parameters.items()
     ]
-    with made_ahead(calls, room, max(1, len(os.sched_getaffinity(0)) // instances)) as arrays:
+    with made_ahead(calls, room, max(1, usable_cores() // instances)) as arrays:
         yield zip(parameters, arrays)
 
 

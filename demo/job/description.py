@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 import platform
 import sys
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import popdist
+from poprun.cores import usable_cores
 
 from popxl_gpt.config.schema import Config
 from popxl_gpt.data.dataset import Dataset
@@ -72,7 +72,7 @@ def machine() -> "dict[str, Any]":
     """This machine: processor, cores and bytes that this process may use, processes of the run."""
     return {
         "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": usable_cores(),
         "memory_bytes": host_bytes()[0],
         "processes": popdist.getNumInstances(),
         "system": platform.platform(),

@@ -1,7 +1,6 @@
 """`--plan --devices N`: the fastest layouts of a model over N devices, by their plans."""
 
 import math
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
@@ -11,6 +10,7 @@ from multiprocessing import get_context
 from typing import Any
 
 import popdist
+from poprun.cores import usable_cores
 
 from popxl_gpt.config.presets import override
 from popxl_gpt.config.schema import Config
@@ -87,7 +87,7 @@ def fastest_layouts(build: Build, config: Config, options: PlanOptions) -> list[
     chosen = [layouts(config, devices) for devices in options.devices]
     shown = SHOWN if len(chosen) == 1 else 1
     plan = partial(plan_step, build, machine=machine, measured=measured)
-    workers = min(PROCESSES, os.cpu_count() or 1, max(map(len, chosen)))
+    workers = min(PROCESSES, usable_cores(), max(map(len, chosen)))
     several: AbstractContextManager[ProcessPoolExecutor | None] = nullcontext()
     if workers > 1:
         several = ProcessPoolExecutor(workers, get_context("spawn"), end_with_parent)

@@ -19,6 +19,7 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
+from poprun.cores import usable_cores
 from poprun.environment import INTERFACE, IPUS, REPLICAS, SECONDS, TIMEOUT, USAGE_ERROR
 from poprun.interfaces import interface_towards
 from poprun.tasks import TaskError, several
@@ -249,14 +250,10 @@ def environment(options: argparse.Namespace) -> dict[str, str]:
     if options.timeout is not None:
         found[TIMEOUT] = str(options.timeout)
     if "OMP_NUM_THREADS" not in os.environ:
-        found["OMP_NUM_THREADS"] = str(max(1, _cores() // local_instances(options)))
+        found["OMP_NUM_THREADS"] = str(max(1, usable_cores() // local_instances(options)))
     if (
         INTERFACE not in os.environ
         and (interface := interface_towards(options.master_addr)) is not None
     ):
         found[INTERFACE] = interface
     return found
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from poprun.cores import bound_cores, usable_cores
 from poprun.environment import INDEX, INSTANCES
 
 OPEN_MPI, PMI, PMIX = "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK"
@@ -148,23 +149,19 @@ def count_here() -> int:
 
 
 def threads() -> int | None:
-    """This process's even share of the cores that its launcher gives all tasks of this machine, of
-    those that it may use. None: nothing is to be shared.
+    """Threads that this process should have: its even share of the cores that its launcher gives
+    all tasks of this machine, of those that it may use. None: one for each core that it may run on,
+    or as many as the user said.
     """
-    task = _quietly()
-    if (
-        task is None
-        or task.here < 2
-        or THREADS in os.environ
-        or not hasattr(os, "sched_getaffinity")
-    ):
+    if THREADS in os.environ or not hasattr(os, "sched_getaffinity"):
         return None
-    own = len(os.sched_getaffinity(0))
+    task, own = _quietly(), usable_cores()
+    if task is None or task.here < 2:
+        return own if own < bound_cores() else None
     if task.variable == SLURM:
         share = _number("SLURM_CPUS_PER_TASK") or _number("SLURM_CPUS_ON_NODE") // task.here
     else:
-        starter = _starter()
-        share = (len(os.sched_getaffinity(starter)) if starter else own) // task.here
+        share = usable_cores(_starter() or 0) // task.here
     return max(1, min(own, share))
 
 

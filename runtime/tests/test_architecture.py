@@ -63,7 +63,7 @@ POPXL = ("popxl", "popxl.ops", "popxl.transforms", "popxl.session", "popxl.sessi
 ENGINE = ("popxl_engine", "popxl_engine.native.wheel", "popxl_engine.machine")
 API = (*POPXL, "popxl_addons", "popdist")
 """What programs use."""
-BELOW = ("popxl_gpt.utils", "popxl_gpt.utils.files")
+BELOW = ("popxl_gpt.utils", "popxl_gpt.utils.files", "poprun.cores")
 UP_TO_MODELS = (
     *BELOW, "popxl_gpt.utils.runtime", "popxl_gpt.config", "popxl_gpt.data", "popxl_gpt.modelling",
 )  # fmt: skip
@@ -75,7 +75,7 @@ ROOMS = (
     Room("poprun.agent", ("poprun", "poprun.torch_store"), ("torch",)),
     Room("poprun.torch_store", ("poprun",), ("torch",)),
     Room("popdist", ("poprun", "popart")),
-    Room("popxl", (CORE, "popdist", "popart"), ("numpy",)),
+    Room("popxl", (CORE, "popdist", "popart", "poprun.cgroups"), ("numpy",)),
     Room("popxl.ops", (CORE, "popdist", "popart"), ("numpy",)),
     Room("popxl.transforms", (CORE, "popxl.ops", "popdist", "popart"), ("numpy",)),
     Room("popxl.session", (*POPXL, "popdist", "popart"), ("numpy",)),

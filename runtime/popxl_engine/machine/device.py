@@ -7,7 +7,6 @@ in that order.
 
 import logging
 import mmap
-import os
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from poprun.cores import usable_cores
 from poprun.tasks import index_here
 from popxl.errors import RemoteMemoryError
 from popxl.host_limits import host_memory
@@ -149,7 +149,7 @@ def touch(memory: np.ndarray) -> None:
     if len(memory) < MANY_BYTES:
         pages[:] = 0
         return
-    parts = np.array_split(pages, len(os.sched_getaffinity(0)))
+    parts = np.array_split(pages, usable_cores())
     with ThreadPoolExecutor(len(parts)) as pool:
         list(pool.map(lambda part: part.fill(0), parts))
 

@@ -14,7 +14,7 @@ from shlex import join, quote
 import popdist
 import pytest
 from helpers.processes import environment, free_port
-from poprun import launcher, rendezvous, tasks
+from poprun import cores, launcher, rendezvous, tasks
 
 GIVEN = ("OMPI_", "PMI", "MPI_", "SLURM_", "POPDIST_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_")
 STEP = {
@@ -107,6 +107,7 @@ UNMET = {
 @pytest.fixture
 def variables(monkeypatch):
     """Sets an environment that has these of launchers, and no others."""
+    monkeypatch.setattr(cores, "quotas", lambda: iter(()))  # whatever this machine has
     for name in [name for name in os.environ if name.startswith(GIVEN)]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("POPDIST_SECRET", "that of these tests")
@@ -195,13 +196,26 @@ def test_tasks_of_srun_share_the_cores_of_their_node(given, own, expected, varia
 
 
 def test_tasks_of_mpirun_share_the_cores_of_what_started_them(variables, monkeypatch):
-    cores = {0: set(range(8)), os.getppid(): set(range(8))}
+    bound = {0: set(range(8)), os.getppid(): set(range(8))}
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr("os.sched_getaffinity", lambda number: cores[number])
+    monkeypatch.setattr("os.sched_getaffinity", lambda number: bound[number])
     variables(HYDRA)
     assert tasks.threads() == 4
-    cores[0] = {3}  # bound to it
+    monkeypatch.setattr(cores, "quotas", lambda: iter([6]))
+    assert tasks.threads() == 3
+    bound[0] = {3}  # bound to it
     assert tasks.threads() == 1
+
+
+def test_a_process_alone_has_threads_for_its_quota(variables, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("os.sched_getaffinity", lambda number: set(range(8)))
+    variables({})
+    assert tasks.threads() is None
+    monkeypatch.setattr(cores, "quotas", lambda: iter([3]))
+    assert tasks.threads() == 3
+    monkeypatch.setenv("OMP_NUM_THREADS", "8")
+    assert tasks.threads() is None
 
 
 def test_one_poprun_on_each_machine_may_be_a_task_of_another_launcher(variables, capsys):

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
+from poprun.cgroups import unescaped
 from popxl.errors import RemoteMemoryError
-from popxl.host_limits import unescaped
 
 logger = logging.getLogger("popxl")
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from helpers import system_files
 from popxl.errors import RemoteMemoryError
 from popxl.extensions import HostMemory, host_memory
 from popxl_engine.machine import device as device_module
@@ -25,12 +26,8 @@ OTHER = (
 
 
 def system(folder: Path, own: str, mounts: str, files: "dict[str, object]") -> Path:
-    """A tree as the kernel shows it to one process."""
-    tree = {**MACHINE, "proc/self/cgroup": own, "proc/self/mountinfo": OTHER + mounts, **files}
-    for name, text in tree.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(f"{text}".rstrip("\n") + "\n")
-    return folder
+    """A machine with cgroups."""
+    return system_files.system(folder, own, OTHER + mounts, {**MACHINE, **files})
 
 
 def test_a_machine_without_cgroups_has_what_it_has(tmp_path: Path) -> None:
@@ -93,7 +90,7 @@ def test_more_in_use_than_a_limit_leaves_nothing(tmp_path: Path) -> None:
     assert host_memory(root).available == 0
 
 
-def test_limited_tokenizer_of_version_1_are_read_at_every_height(tmp_path: Path) -> None:
+def test_limits_of_version_1_are_read_at_every_height(tmp_path: Path) -> None:
     own = "5:devices:/\n4:memory,hugetlb:/slurm/uid_5/job_1/step_0\n1:name=systemd:/x\n"
     files = {
         "sys/fs/cgroup/memory/memory.limit_in_bytes": NO_LIMIT_V1,
