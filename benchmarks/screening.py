@@ -1,7 +1,7 @@
 """What techniques of recent recipes gain in few steps: the modern recipe in plain PyTorch with each
 of them, after as many tokens, from the same weights and in the same order.
 
-    python benchmarks/screening.py                      # five seeds of each: about an hour
+    python benchmarks/screening.py                      # five seeds of each: hours
     python benchmarks/screening.py polar_express normuon --seeds 2 --tokens 500000
 
 A line a technique: bits per byte of the held-out text less those of the recipe without it, the mean
