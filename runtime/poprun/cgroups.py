@@ -39,11 +39,10 @@ def _mounts(controller: str, root: Path) -> Iterator[tuple[int, str, str]]:
     for line in lines(root / "proc/self/mountinfo"):
         fields, _, rest = line.partition(" - ")
         kind, _, options = rest.partition(" ")
-        mounted, point = (unescaped(word) for word in fields.split()[3:5])
-        if kind == "cgroup2":
-            yield 2, mounted, point
-        elif kind == "cgroup" and controller in options.rpartition(" ")[2].split(","):
-            yield 1, mounted, point
+        is_first = controller in options.rpartition(" ")[2].split(",")
+        if kind == "cgroup2" or (kind == "cgroup" and is_first):
+            mounted, point = (unescaped(word) for word in fields.split(" ")[3:5])
+            yield 2 if kind == "cgroup2" else 1, mounted, point
 
 
 def _below(path: str, mounted: str) -> PurePosixPath:
@@ -57,11 +56,12 @@ def _below(path: str, mounted: str) -> PurePosixPath:
 
 
 def lines(file: Path) -> list[str]:
-    """The lines of a file; none where the system does not show it."""
+    """The lines of a file that are not empty; none where the system does not show it."""
     try:
-        return file.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+        text = file.read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:
         return []
+    return [line for line in text.split("\n") if line]  # names may have other ends of lines
 
 
 def unescaped(word: str) -> str:

@@ -160,6 +160,8 @@ def threads() -> int | None:
         return own if own < bound_cores() else None
     if task.variable == SLURM:
         share = _number("SLURM_CPUS_PER_TASK") or _number("SLURM_CPUS_ON_NODE") // task.here
+        if own < bound_cores():  # Slurm knows no quotas: one that is set holds for all tasks here
+            share = min(share, own // task.here)
     else:
         share = usable_cores(_starter() or 0) // task.here
     return max(1, min(own, share))

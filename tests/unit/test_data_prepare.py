@@ -642,7 +642,7 @@ def test_minutes_choose_the_size_of_a_tokenizer_that_is_trained(
     tmp_path, monkeypatch, words, expected
 ):
     asked = []
-    monkeypatch.setattr(preparing, "cores", lambda: 2)
+    monkeypatch.setattr(preparing, "usable_cores", lambda: 2)
     monkeypatch.setattr(
         data_prepare, "prepare", lambda source, output, settings, **_: asked.append(settings)
     )

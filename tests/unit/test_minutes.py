@@ -391,7 +391,7 @@ def test_data_say_vocabulary_tokenizer_and_what_is_held_out():
     [(4096, "cpu", False), (8192, "cpu", True), (50257, "cpu", True), (50257, "cuda", False)],
 )
 def test_a_vocabulary_that_is_too_large_for_the_time_is_told(monkeypatch, size, device, is_told):
-    monkeypatch.setattr(preparing, "cores", lambda: 2)
+    monkeypatch.setattr(preparing, "usable_cores", lambda: 2)
     reasons = " ".join(choose(299, text=Text(10**7, size), device=device).reasons)
     told = f"vocabulary {size}; with one of 2048 it would learn more in the time"
     assert (told in reasons) == is_told == ("(data/prepare.py --minutes 5)" in reasons)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from helpers.processes import environment
 from helpers.system_files import system
-from poprun import cores, launcher
+from poprun import cores
 
 V2 = "30 23 0:26 {root} /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
 V1 = "35 31 0:32 {root} /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu,cpuacct\n"
@@ -59,22 +59,21 @@ def test_the_smallest_of_binding_and_quotas_counts(
     assert cores.usable_cores() == expected
 
 
-def test_instances_of_poprun_share_a_quota(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher, "usable_cores", lambda: 6)
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    options = launcher.parser().parse_args(["--num-instances", "3", sys.executable, "x.py"])
-    launcher.check(options)
-    assert launcher.environment(options)["OMP_NUM_THREADS"] == "2"
+def test_names_with_unusual_characters_are_names(tmp_path: Path) -> None:
+    name, files = "a\x85b\u2028c", {"sys/fs/cgroup/a\x85b\u2028c/cpu.max": "300000 100000"}
+    mounts = "29 23 0:25 / /mnt/x\f\u2028y rw - tmpfs tmpfs rw\n" + V2.format(root="/")
+    assert list(cores.quotas(system(tmp_path, f"0::/{name}", mounts, files))) == [3]
 
 
 PROGRAM = """
+import os
 from poprun import cores
 cores.quotas = lambda: iter([1])
-cores.bound_cores.__globals__["os"].sched_getaffinity = lambda _: {0, 1, 2}
+os.sched_getaffinity = lambda _: {0, 1, 2}
 from popxl.backend import backend
 backend()
 import torch
-print(torch.get_num_threads())
+print(torch.get_num_threads(), os.environ["OMP_NUM_THREADS"])
 """
 
 
@@ -82,7 +81,7 @@ def test_a_program_has_the_threads_of_its_quota() -> None:
     variables = {name: value for name, value in environment().items() if name != "OMP_NUM_THREADS"}
     words = [sys.executable, "-c", PROGRAM]
     done = subprocess.run(words, env=variables, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["1"], done.stderr
+    assert done.stdout.split() == ["1", "1"], done.stderr
     told = {**variables, "OMP_NUM_THREADS": str(min(2, len(os.sched_getaffinity(0))))}
     done = subprocess.run(words, env=told, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == [told["OMP_NUM_THREADS"]]
+    assert done.stdout.split() == [told["OMP_NUM_THREADS"]] * 2

@@ -236,7 +236,7 @@ def threads_of_each(instances):
 
 
 def test_threads_are_divided_evenly_unless_the_user_says_how_many(monkeypatch):
-    monkeypatch.setattr(launcher, "_cores", lambda: 16)
+    monkeypatch.setattr(launcher, "usable_cores", lambda: 16)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert (threads_of_each(3), threads_of_each(32)) == ("5", "1")
     monkeypatch.setenv("OMP_NUM_THREADS", "2")

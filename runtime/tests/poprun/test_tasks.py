@@ -195,6 +195,15 @@ def test_tasks_of_srun_share_the_cores_of_their_node(given, own, expected, varia
     assert tasks.threads() == expected
 
 
+def test_tasks_of_srun_share_a_quota(variables, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("os.sched_getaffinity", lambda number: set(range(16)))
+    variables({**STEP, **ALL_ON_ONE, "SLURM_CPUS_PER_TASK": 4})
+    assert tasks.threads() == 4
+    monkeypatch.setattr(cores, "quotas", lambda: iter([6]))
+    assert tasks.threads() == 2
+
+
 def test_tasks_of_mpirun_share_the_cores_of_what_started_them(variables, monkeypatch):
     bound = {0: set(range(8)), os.getppid(): set(range(8))}
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
