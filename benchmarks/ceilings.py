@@ -11,13 +11,14 @@ Loops that multiply are timed while their threads have a core. Disks are read an
 system's cache; where the file system does not allow that, it is told.
 """
 
-import os
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from poprun.cores import usable_cores  # noqa: E402
 
 from benchmarks.harness import (  # noqa: E402
     ROOT,
@@ -121,7 +122,7 @@ def show(results: dict[int, Figures]) -> None:
         print("\nThe disk's file system has no direct I/O: memory that caches it may be measured.")
 
 
-CORES = len(os.sched_getaffinity(0))
+CORES = usable_cores()
 FLAGS: Flags = {
     "--threads": {"type": int, "nargs": "+", "default": sorted({1, CORES})},
     "--folder": flag(ROOT / "build", "on the disk to measure", type=Path),

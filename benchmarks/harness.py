@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from poprun.cores import usable_cores
+
 ROOT = Path(__file__).resolve().parent.parent
 KEEP_FREED_MEMORY = {
     "MALLOC_MMAP_MAX_": "0",
@@ -324,7 +326,7 @@ def machine() -> Figures:
     has_tiles = any("amx_bf16" in line.split() for line in information if line.startswith("flags"))
     return {
         "processor": names[0] if names else platform.machine(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": usable_cores(),
         "threads": torch.get_num_threads(),
         "vector": "AMX" if has_tiles else torch.backends.cpu.get_cpu_capability(),
         "memory_gib": round(host_memory().total / 2**30, 1),

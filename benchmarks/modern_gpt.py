@@ -270,8 +270,9 @@ class Muon:
 
     def directions(self, shape: tuple[int, int], gradients: Tensor) -> Tensor:
         """The updates of the matrices of a shape before their rate: float32, [n, *shape]."""
-        m = self.momenta.setdefault(shape, torch.zeros_like(gradients))
-        m.lerp_(gradients, 1 - self.momentum)
+        if shape not in self.momenta:
+            self.momenta[shape] = torch.zeros_like(gradients)
+        m = self.momenta[shape].lerp_(gradients, 1 - self.momentum)
         return self.orthogonal(gradients.lerp(m, self.momentum).to(self.dtype)).float()
 
     def orthogonal(self, matrices: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from poprun.cores import usable_cores  # noqa: E402
 
 from benchmarks.harness import (
     ROOT,
@@ -101,7 +102,7 @@ FLAGS: Flags = {
         "help": "preparing: files; default: the source of Python's library",
     },
     "--vocabulary_size": flag(4096, "preparing: of the tokenizer"),
-    "--workers": flag(len(os.sched_getaffinity(0)), "preparing: processes"),
+    "--workers": flag(usable_cores(), "preparing: processes"),
     "--datasets_python": flag(sys.executable, "preparing: a Python that has datasets"),
 }
 

@@ -23,6 +23,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from poprun.cores import usable_cores  # noqa: E402
+
 from benchmarks.harness import (  # noqa: E402
     CHECK,
     ROOT,
@@ -112,7 +114,7 @@ class Replicas(PhasedTrainer):
 def variants_of(arguments: Arguments) -> list[Variant]:
     """The single replica first."""
     options = {"model": model_of(arguments), "batch": arguments.batch}
-    threads = os.environ.get("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
+    threads = os.environ.get("OMP_NUM_THREADS", str(usable_cores()))
     environment = {"OMP_NUM_THREADS": threads}
     return [
         Variant(name=layout, options={**options, "layout": layout}, environment=environment)

@@ -4,7 +4,8 @@ Sources: Amsel et al. 2025, "The Polar Express", arXiv:2505.16932; Li et al. 202
 arXiv:2510.05491; Jordan et al. 2024, "modded-nanogpt"; Karpathy 2025, "nanochat"; Qiu et al. 2025,
 "Gated Attention for Large Language Models", arXiv:2505.06708; Chen et al. 2025, "Cautious Weight
 Decay", arXiv:2510.12402; Vyas et al. 2024, "SOAP", arXiv:2409.11321; Gloeckle et al. 2024, "Better
-& Faster Large Language Models via Multi-token Prediction", arXiv:2404.19737.
+& Faster Large Language Models via Multi-token Prediction", arXiv:2404.19737, but here by the same
+head, as the speed run of modded-nanogpt has it.
 """
 
 import math

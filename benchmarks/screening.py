@@ -48,6 +48,8 @@ SIZES = {"layers": 4, "hidden_size": 128, "heads": 2, "sequence_length": 256}
 SEQUENCES = 8
 """Of a batch."""
 SCHEDULE = {"schedule": "wsd", "warmup": 0.0, "decay": 0.5, "lowest": 0.0}
+BLOCK = 10
+"""Batches that are timed as one, as some work is done in one step of so many."""
 NONE = "none"
 TECHNIQUES = (
     "polar_express", "normuon", "momentum_warmup", "cautious_decay", "residual_scales", "back_out",
@@ -69,7 +71,11 @@ def steps_of(tokens: int) -> int:
 
 
 def divided(technique: str, is_early: bool, batch: np.ndarray) -> list[np.ndarray]:
-    """The batches that optimizer steps have in place of one, int [SEQUENCES, S] each."""
+    """The batches that optimizer steps have in place of one, int [sequences, length] each.
+
+    Args:
+        batch: ids or labels, [SEQUENCES, S].
+    """
     if is_early and technique == "short_sequences_first":
         return [batch.reshape(-1, batch.shape[1] // 2)]
     if is_early and technique == "small_batches_first":
@@ -78,10 +84,16 @@ def divided(technique: str, is_early: bool, batch: np.ndarray) -> list[np.ndarra
 
 
 def seconds_of(early: Sequence[float], late: Sequence[float]) -> float:
-    """What a batch takes on average: the median's early ones do, and the median's late ones."""
-    parts = [part for part in (early, late) if part]
-    whole = sum(len(part) * statistics.median(part) for part in parts)
-    return whole / sum(map(len, parts))
+    """What a batch takes on average, by the median of its blocks in either part of a run.
+
+    Args:
+        early: seconds of each batch of the first part, in order.
+    """
+    whole = 0.0
+    for part in (early, late):
+        blocks = [part[begin : begin + BLOCK] for begin in range(0, len(part), BLOCK)]
+        whole += len(part) * statistics.median(map(statistics.mean, blocks)) if part else 0.0
+    return whole / (len(early) + len(late))
 
 
 def run(technique: str, seed: int, text: Path, tokens: int) -> Figures:

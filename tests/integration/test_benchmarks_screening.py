@@ -10,6 +10,7 @@ import torch
 from benchmarks import screened_gpt, screening
 from benchmarks.modern_gpt import Bigrams, Convolution, ModernGPT, ModernModel, orthogonal
 from popxl_gpt.config.presets import preset
+from popxl_gpt.data.prepare import main as prepare
 
 MODEL = ModernModel(
     layers=4,
@@ -20,6 +21,9 @@ MODEL = ModernModel(
     dtype=torch.float32,
 )
 IDS = torch.arange(32).reshape(2, 16) * 7 % 64
+
+OF_STEPS = [name for name in screening.TECHNIQUES if not name.endswith("_first")]
+"""Those that change what a step does with its batch."""
 
 
 def model_of(technique: str) -> screened_gpt.ScreenedGPT:
@@ -33,7 +37,7 @@ def model_of(technique: str) -> screened_gpt.ScreenedGPT:
     return gpt
 
 
-@pytest.mark.parametrize("technique", [screening.NONE, *screening.TECHNIQUES])
+@pytest.mark.parametrize("technique", [screening.NONE, *OF_STEPS])
 def test_a_technique_begins_as_the_recipe_without_it(technique):
     gpt = model_of(technique)
     if technique == "back_out":  # which takes a fifth of the middle away
@@ -123,12 +127,53 @@ def test_an_early_batch_is_divided_without_a_change_of_its_tokens(technique, sha
     np.testing.assert_array_equal(np.concatenate([part.ravel() for part in early]), batch.ravel())
 
 
-def test_a_batchs_seconds_are_the_medians_of_both_parts_of_a_run():
-    assert screening.seconds_of([2.0, 2.0, 9.0], [1.0] * 6) == pytest.approx(12 / 9)
+def test_a_batchs_seconds_are_the_medians_of_blocks_in_both_parts_of_a_run():
+    every_tenth = ([1.0] * 9 + [11.0]) * 3  # 2 on average, of which a median of batches sees 1
+    assert screening.seconds_of(every_tenth, [5.0] * 10) == pytest.approx((30 * 2 + 10 * 5) / 40)
     assert screening.seconds_of([], [3.0]) == 3.0
+    assert screening.seconds_of([90.0] + [1.0] * 29, []) == 1.0  # the first compiles
 
 
-@pytest.mark.parametrize("technique", [screening.NONE, *screening.TECHNIQUES])
+@pytest.mark.parametrize(
+    "technique, early, factor",
+    [
+        ("none", [(8, 256)], 1.0),
+        ("short_sequences_first", [(16, 128)], 1.0),
+        ("small_batches_first", [(4, 256)] * 2, 0.5**0.5),
+    ],
+)
+def test_a_run_gives_its_steps_batches_rates_and_their_place(
+    technique, early, factor, tmp_path, monkeypatch
+):
+    steps, shares = [], []
+
+    def step(ids, labels, factor):
+        assert torch.equal(labels.flatten()[:5], ids.flatten()[1:6])
+        steps.append((tuple(ids.shape), factor))
+
+    def logits(ids):
+        return torch.zeros(*ids.shape, 300)
+
+    made = SimpleNamespace(step=step, gpt=SimpleNamespace(begin_step=shares.append, logits=logits))
+    monkeypatch.setattr(screened_gpt, "trainer_of", lambda *_: made)
+    words = [f"w{number}" for number in range(49)]
+    text = " ".join(words * 800)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.txt").write_text(text)
+    (tmp_path / "held_out.txt").write_text(text[:9000])
+    options = "--vocabulary_size 300 --sequence_length 256 --overwrite --workers 1".split()
+    given = [str(tmp_path / "in"), "--validation_files", str(tmp_path / "held_out.txt")]
+    assert prepare(["text", *given, "--output", str(tmp_path / "out"), *options]) == 0
+    screening.run(technique, 0, tmp_path / "out", 6 * 8 * 256)
+    assert shares == pytest.approx([number / 6 for number in range(6)])
+    shapes, factors = zip(*steps)
+    assert list(shapes) == early * 2 + [(8, 256)] * 4
+    falling = [1.0, 1.0, 1.0, 1.0, 2 / 3, 1 / 3]  # over the second half of the run
+    expected = [factor] * (2 * len(early)) + falling[2:]
+    assert factors == pytest.approx(expected, abs=1e-3)
+
+
+@pytest.mark.parametrize("technique", [screening.NONE, *OF_STEPS])
 def test_a_technique_learns_from_the_first_step_on(technique):
     trainer = screened_gpt.trainer_of(technique, 0, MODEL, compiled=False)
     losses = [trainer.step(IDS, IDS.roll(-1, 1), 0.5) for _ in range(4)]

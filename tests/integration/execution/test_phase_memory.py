@@ -40,6 +40,17 @@ knows that.
 """
 
 
+@pytest.fixture(autouse=True)
+def no_garbage():
+    """None is collected during a test: what tests before have left would be taken off a phase's
+    tensors, and PyTorch does not see its end.
+    """
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
 def recorded(config: Config) -> tuple[Profile, dict[str, PhaseNeeds]]:
     """The profile of a step, and the memory that is planned for it."""
     session = pretraining(config)
@@ -113,16 +124,6 @@ def test_of_files_that_are_mapped_no_row_counts(tmp_path):
         assert phase.memory.rows < 0.2 * other.memory.rows
 
 
-@pytest.fixture
-def no_garbage():
-    """None is collected during a test: PyTorch does not see the end of tensors from before."""
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
-
-
-@pytest.mark.usefixtures("no_garbage")
 @pytest.mark.parametrize(
     "grid, changes", [((1, 1, 1), {"hidden_size": 180}), ((2, 1, 1), {})], ids=str
 )
