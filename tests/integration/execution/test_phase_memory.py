@@ -38,6 +38,10 @@ ROUNDED = 4_000
 it makes 24, and of larger ones a multiple of 16, or 64 in the allocator of the runtime. No plan
 knows that.
 """
+ROUNDED_BEFORE = 256
+"""Bytes by which it has rounded up the small tensors from before a step that the step gives back,
+which are taken off. GLIBC_TUNABLES=glibc.malloc.tcache_count=200 shows it.
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +70,8 @@ def check_tensors(found: Profile, planned: dict[str, PhaseNeeds]) -> None:
     for phase in found.phases:
         expected = planned[phase.name].tensors
         assert phase.memory.tensors is not None
-        assert expected <= phase.memory.tensors <= expected + ROUNDED, phase.name
+        more = phase.memory.tensors - expected
+        assert -ROUNDED_BEFORE <= more <= ROUNDED, phase.name
         assert phase.memory.resident > phase.memory.rows
 
 
@@ -166,7 +171,7 @@ def test_tensors_of_each_phase_are_those_that_pytorch_gives_out(grid, changes, m
     for phase in profiles[-1].phases:
         found = phase.memory.tensors
         assert found is not None
-        assert peaks[phase.name] <= found <= peaks[phase.name] + ROUNDED, phase.name
+        assert -ROUNDED_BEFORE <= found - peaks[phase.name] <= ROUNDED, phase.name
 
 
 def test_the_profile_tells_the_memory_of_each_phase_beside_the_plans(tmp_path, capsys):
