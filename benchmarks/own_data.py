@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from poprun.cores import usable_cores  # noqa: E402
+from poprun.cores import usable_cores
 
 from benchmarks.harness import (
     ROOT,

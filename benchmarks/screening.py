@@ -40,6 +40,7 @@ from benchmarks.harness import (  # noqa: E402
 from benchmarks.time_to_loss import TEXT  # noqa: E402
 from benchmarks.timed_runs import bits_per_byte, factor_at  # noqa: E402
 from popxl_gpt.data.dataset import TokenDataset  # noqa: E402
+from popxl_gpt.data.dataset_info import read_info  # noqa: E402
 from popxl_gpt.data.loader import BatchLoader  # noqa: E402
 from popxl_gpt.data.tokenisation import token_bytes  # noqa: E402
 
@@ -58,11 +59,6 @@ TECHNIQUES = (
 )  # fmt: skip
 STUDENT = {2: 6.314, 3: 2.920, 4: 2.353, 5: 2.132, 6: 2.015, 8: 1.895, 10: 1.833}
 """Of so many seeds, the 95 % quantile of Student's t."""
-
-
-def vocabulary_of(text: Path) -> int:
-    """Tokens that a prepared text has."""
-    return int(json.loads((text / "dataset.json").read_text())["vocabulary_size"])
 
 
 def steps_of(tokens: int) -> int:
@@ -105,7 +101,9 @@ def run(technique: str, seed: int, text: Path, tokens: int) -> Figures:
     from benchmarks.timed_plain import losses_by, tensors
 
     torch.set_num_threads(1)
-    length, vocabulary = SIZES["sequence_length"], vocabulary_of(text)
+    info = read_info(text)
+    assert info is not None  # `main` has asked for it
+    length, vocabulary = SIZES["sequence_length"], info["vocabulary_size"]
     model = ModernModel(**SIZES, vocabulary_size=vocabulary, dtype=torch.float32)
     made, steps, seconds = trainer_of(technique, seed, model), steps_of(tokens), list[float]()
     data = TokenDataset(str(text / "train-*.tfrecord"), length, vocabulary)

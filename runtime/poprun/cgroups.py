@@ -39,10 +39,11 @@ def _mounts(controller: str, root: Path) -> Iterator[tuple[int, str, str]]:
     for line in lines(root / "proc/self/mountinfo"):
         fields, _, rest = line.partition(" - ")
         kind, _, options = rest.partition(" ")
-        is_first = controller in options.rpartition(" ")[2].split(",")
-        if kind == "cgroup2" or (kind == "cgroup" and is_first):
+        version = {"cgroup": 1, "cgroup2": 2}.get(kind)
+        controllers = options.rpartition(" ")[2].split(",")
+        if version == 2 or (version == 1 and controller in controllers):
             mounted, point = (unescaped(word) for word in fields.split(" ")[3:5])
-            yield 2 if kind == "cgroup2" else 1, mounted, point
+            yield version, mounted, point
 
 
 def _below(path: str, mounted: str) -> PurePosixPath:
